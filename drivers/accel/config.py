@@ -1,0 +1,67 @@
+"""The shape of a model: everything the forward pass and the frame arena need to know, and nothing about files.
+
+Architectures are one family, the Llama block (RMSNorm, rotary attention with grouped KV heads, SwiGLU), with switches:
+Mistral adds a sliding window, Qwen2 biases on q/k/v, Qwen3 an RMSNorm over each head of q and k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Arch = Literal["llama", "mistral", "qwen2", "qwen3"]
+KvDtype = Literal["float32", "bfloat16"]
+
+ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched past the window the model was trained on.
+
+    `linear` divides every frequency by `factor` (position interpolation, arXiv 2306.15595).  `llama3` leaves short
+    wavelengths alone, divides long ones by `factor` and blends between (Llama 3.1 model card, "RoPE scaling").
+    """
+
+    kind: Literal["llama3", "linear"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_window: int = 8192  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Geometry and constants of one model.  Requires: heads % kv_heads == 0 and head_dim even."""
+
+    arch: Arch
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    window: int  # tokens, the longest context
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False  # lm_head is the embedding matrix
+    sliding_window: int | None = None  # tokens a position sees, itself included
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads != 0:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim % 2 != 0:
+            raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary pairs")
+
+    def token_bytes(self, kv_dtype: KvDtype) -> int:
+        """Live KV of one token over all layers: 2 (K and V) x layers x kv_heads x head_dim x element bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * ELEMENT_BYTES[kv_dtype]
+
+    def frame_bytes(self, block_tokens: int, kv_dtype: KvDtype) -> int:
+        """Bytes of one frame `[layers, 2, kv_heads, block_tokens, head_dim]`."""
+        return self.token_bytes(kv_dtype) * block_tokens
