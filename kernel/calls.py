@@ -1,0 +1,351 @@
+"""Arguments and results of the system calls: plain tuples, in the order in which they travel.
+
+`syscalls/abi.py` numbers them, documents them and lists their errors; this file only gives them shape, so that the
+kernel needs neither a codec nor a socket.  Every record is positional; fields with defaults may be left out at the end.
+
+ctx     a context handle of the calling connection: generation << 32 | index; 0 is never a handle
+cid     a context's system-wide id, never reused; calls that only look (stat, pagemap) take it too, within one uid
+pid     a process id, never reused; 0 means the connection's own first process
+tokens  bytes: little-endian int32 token ids
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Empty(NamedTuple):
+    """No arguments, or nothing to report."""
+
+
+class Usage(NamedTuple):
+    """What a generation, a process or a context has cost so far, in tokens unless the name says otherwise."""
+
+    computed_tokens: int = 0  # passed through the model (prompt and generated)
+    hit_tokens: int = 0  # prompt tokens found in hbm instead of computed
+    recomputed_tokens: int = 0  # computed again after a preemption or a lost device
+    generated_tokens: int = 0  # sampled
+    preemptions: int = 0  # times the context lost its frames to another
+
+
+# -- session and process ------------------------------------------------------------------------------------------
+
+
+class HelloArgs(NamedTuple):
+    client: str
+    version: int
+
+
+class HelloResult(NamedTuple):
+    server: str
+    version: int
+    pid: int
+    uid: int
+
+
+class SpawnArgs(NamedTuple):
+    name: str = ""
+    nice: int = 0
+    fork_of: int = 0  # ctx: the child starts with a fork of it
+
+
+class SpawnResult(NamedTuple):
+    pid: int
+    ctx: int = 0
+    cid: int = 0
+
+
+class ExitArgs(NamedTuple):
+    pid: int = 0
+    code: int = 0
+
+
+class KillArgs(NamedTuple):
+    pid: int
+    signal: int = 15  # SIGTERM 15, SIGKILL 9, SIGSTOP 19, SIGCONT 18
+
+
+class WaitArgs(NamedTuple):
+    pid: int = 0  # 0: any child
+    timeout_ms: int = -1  # -1: for ever; 0: only look (EAGAIN when none has ended)
+
+
+class WaitResult(NamedTuple):
+    pid: int
+    code: int
+    reason: str  # exited | killed
+    usage: Usage = Usage()
+
+
+class PsArgs(NamedTuple):
+    pid: int = 0  # 0: every process this uid may see
+
+
+class ContextRow(NamedTuple):
+    cid: int
+    pid: int
+    state: str  # idle | waiting | prefill | running | stopped
+    device: str
+    tokens: int
+    cached_tokens: int  # tokens whose KV is in hbm
+    blocks: int
+    shared_blocks: int  # blocks some other context maps too
+    kv_bytes: int  # live KV: 2 x layers x tokens in hbm x kv_heads x head_dim x bytes
+    proportional_bytes: int  # the same with each frame divided by its sharers
+    usage: Usage = Usage()
+    parent: int = 0  # cid this one was forked from
+
+
+class ProcessRow(NamedTuple):
+    pid: int
+    parent: int
+    uid: int
+    name: str
+    state: str  # new | ready | running | stopped | zombie
+    nice: int
+    contexts: tuple[ContextRow, ...]
+    kv_bytes: int
+    proportional_bytes: int
+    tokens: int
+    age_ns: int
+    usage: Usage = Usage()
+
+
+class PsResult(NamedTuple):
+    processes: tuple[ProcessRow, ...]
+
+
+class GetrusageArgs(NamedTuple):
+    pid: int = 0
+
+
+class SetpriorityArgs(NamedTuple):
+    pid: int
+    nice: int
+
+
+# -- context ------------------------------------------------------------------------------------------------------
+
+
+class AllocContextArgs(NamedTuple):
+    pid: int = 0
+    device: str = ""  # "": the kernel chooses
+
+
+class AllocContextResult(NamedTuple):
+    ctx: int
+    cid: int
+
+
+class ForkArgs(NamedTuple):
+    ctx: int
+    n: int = 1
+
+
+class ForkResult(NamedTuple):
+    ctxs: tuple[int, ...]
+    cids: tuple[int, ...]
+
+
+class Message(NamedTuple):
+    """One chat message, rendered by the model's own template."""
+
+    role: str
+    content: str
+
+
+class AppendArgs(NamedTuple):
+    """Exactly one of tokens, text, messages."""
+
+    ctx: int
+    tokens: bytes = b""
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+
+
+class AppendResult(NamedTuple):
+    tokens: int  # length of the context's log now
+    appended: int  # tokens added by this call
+
+
+class TruncateArgs(NamedTuple):
+    ctx: int
+    length: int
+
+
+class TruncateResult(NamedTuple):
+    tokens: int
+
+
+class CtxArgs(NamedTuple):
+    ctx: int
+
+
+class LookArgs(NamedTuple):
+    """Name a context by handle or, from another connection of the same uid, by cid."""
+
+    ctx: int = 0
+    cid: int = 0
+
+
+class PagemapResult(NamedTuple):
+    """One array entry per logical block, as little-endian bytes."""
+
+    cid: int
+    device: str
+    block_tokens: int
+    tokens: int
+    frames: bytes  # int32, -1 where the block has no frame
+    shifts: bytes  # int32
+    counts: bytes  # int16
+    sharers: bytes  # int32: page-table entries that name the block, over all contexts
+    flags: bytes  # uint8: 1 full, 2 indexed, 4 valid (computed), 8 wired
+    hits: bytes  # int32
+
+
+# -- compute ------------------------------------------------------------------------------------------------------
+
+
+class GenerateArgs(NamedTuple):
+    ctx: int
+    max_tokens: int = 256
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int = 0
+    stop: tuple[str, ...] = ()
+    stop_tokens: bytes = b""  # int32; the model's own end-of-turn tokens are added unless ignore_eos
+    ignore_eos: bool = False
+    stream: bool = True  # notifications as tokens come; the reply carries the whole either way
+
+
+class GenerateResult(NamedTuple):
+    reason: str  # stop | length | cancelled | killed
+    tokens: bytes  # the tokens left in the context by this call (a stop token is not among them)
+    text: str
+    usage: Usage
+    tokens_total: int  # length of the context's log now
+    logprobs: tuple[tuple[float, bytes, bytes], ...] = ()  # per token: (log-probability, top ids int32, top log-probabilities float32)
+
+
+class TokensNote(NamedTuple):
+    """Notification "tokens": what a streamed generation has produced since the last one."""
+
+    request: int
+    offset: int  # index, within the generation, of the first token of this notification
+    tokens: bytes
+    text: str  # always valid UTF-8; may lag behind the tokens
+    logprobs: tuple[tuple[float, bytes, bytes], ...] = ()
+
+
+class ForwardArgs(NamedTuple):
+    ctx: int
+    top_k: int = 20
+
+
+class ForwardResult(NamedTuple):
+    tokens: bytes  # int32, most likely first
+    logprobs: bytes  # float32
+
+
+class ScoreArgs(NamedTuple):
+    """Log-probability of `tokens` as the continuation of ctx, which stays as it is."""
+
+    ctx: int
+    tokens: bytes
+
+
+class ScoreResult(NamedTuple):
+    logprobs: bytes  # float32, one per token
+
+
+class CancelArgs(NamedTuple):
+    request: int  # id of a request outstanding on this connection
+
+
+# -- system -------------------------------------------------------------------------------------------------------
+
+
+class UnameResult(NamedTuple):
+    system: str
+    version: str
+    abi_version: int
+    model: str
+    fingerprint: str  # hex digest of the weights' content
+    architecture: str
+    vocab_tokens: int
+    window_tokens: int
+    block_tokens: int
+    frame_bytes: int
+    token_bytes: int
+    kv_dtype: str
+    numerics: str
+    tokenizer: str  # path of the tokenizer file, for clients that tokenize themselves
+    stop_tokens: bytes
+    devices: tuple[str, ...]
+    pid: int  # process id of the daemon
+
+
+class TierRow(NamedTuple):
+    device: str  # hbm0
+    tier: str  # hbm
+    state: str  # up | down
+    epoch: int
+    capacity_frames: int
+    free_frames: int
+    reclaimable_frames: int
+    mapped_frames: int
+    wired_frames: int
+    frame_bytes: int
+    driver_pid: int
+    restarts: int
+
+
+class TiersResult(NamedTuple):
+    tiers: tuple[TierRow, ...]
+
+
+class VmstatResult(NamedTuple):
+    counters: dict[str, int]
+
+
+class SysctlArgs(NamedTuple):
+    name: str = ""  # "" or a prefix ending in "." lists
+    value: str | int | float | None = None
+
+
+class SysctlRow(NamedTuple):
+    name: str
+    value: str | int | float
+    meaning: str
+    writable: bool
+
+
+class SysctlResult(NamedTuple):
+    rows: tuple[SysctlRow, ...]
+
+
+class FsckResult(NamedTuple):
+    problems: tuple[str, ...]  # empty: every invariant holds
+    checked_blocks: int
+    checked_contexts: int
+
+
+class DmesgArgs(NamedTuple):
+    since: int = 0  # sequence number of the last entry seen
+
+
+class DmesgRow(NamedTuple):
+    number: int
+    at_ns: int
+    level: str  # info | warning | error
+    text: str
+
+
+class DmesgResult(NamedTuple):
+    rows: tuple[DmesgRow, ...]

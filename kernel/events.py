@@ -1,0 +1,171 @@
+"""What goes into `Kernel.step` and what comes out.  The daemon performs effects and feeds results back as events.
+
+Same events at the same times give the same effects, to the byte: that is what makes the kernel replayable.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from .errors import Detail, E
+
+# -- events -------------------------------------------------------------------------------------------------------
+
+
+class Connect(NamedTuple):
+    """A client connected.  uid and gid come from SO_PEERCRED, never from a message."""
+
+    conn: int  # never reused
+    uid: int
+    gid: int
+    peer_pid: int
+
+
+class Disconnect(NamedTuple):
+    conn: int
+
+
+class Syscall(NamedTuple):
+    """A decoded request: `args` is the record of kernel/calls.py that belongs to `name`; text is already tokens."""
+
+    conn: int
+    request: int
+    name: str
+    args: tuple[object, ...]
+
+
+class StopAt(NamedTuple):
+    """The daemon found a stop string: generation `request` of `conn` keeps its first `keep` sampled tokens and ends."""
+
+    conn: int
+    request: int
+    keep: int
+
+
+class Pause(NamedTuple):
+    """A client leaves too much unread: its contexts get no more passes until Resume."""
+
+    conn: int
+
+
+class Resume(NamedTuple):
+    conn: int
+
+
+class DriverUp(NamedTuple):
+    """An accel answered its probe.  `arena` is "kept" when frames written before survived, else "lost"."""
+
+    device: int
+    epoch: int
+    driver_pid: int
+    arena: str
+
+
+class DriverDown(NamedTuple):
+    """The driver's process is reaped (hung is not dead): nothing it submitted can still land."""
+
+    device: int
+    epoch: int
+    reason: str
+
+
+class ExecDone(NamedTuple):
+    """A forward completed.
+
+    tokens    int32, one per SAMPLE sequence, in batch order
+    logprobs  float32, the log-probability of each of them
+    tops      one (ids int32, logprobs float32) per sequence with logprobs > 0 or FORWARD, in batch order
+    scores    one float32 array per SCORE sequence, in batch order
+    """
+
+    device: int
+    seq: int
+    tokens: bytes
+    logprobs: bytes
+    tops: tuple[tuple[bytes, bytes], ...]
+    scores: tuple[bytes, ...]
+    computed_tokens: int
+    compute_ns: int
+
+
+class ExecFailed(NamedTuple):
+    """The driver is alive but could not run the pass; the kernel redoes it."""
+
+    device: int
+    seq: int
+    code: int
+    reason: str
+
+
+class Timer(NamedTuple):
+    timer: int
+
+
+class Bug(NamedTuple):
+    """Something outside the kernel wants a line in dmesg."""
+
+    level: str
+    text: str
+
+
+Event: TypeAlias = (
+    Connect | Disconnect | Syscall | StopAt | Pause | Resume | DriverUp | DriverDown | ExecDone | ExecFailed | Timer | Bug
+)
+
+# -- effects ------------------------------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    """Answer `request` of `conn`: `result` is the record of kernel/calls.py, or the detail fields when code is not 0."""
+
+    conn: int
+    request: int
+    code: E | int
+    result: tuple[object, ...] | Detail
+
+
+class Exec(NamedTuple):
+    """Run one forward on `device` (see kernel/batch.py).  Answered by ExecDone or ExecFailed with the same `seq`."""
+
+    device: int
+    seq: int
+    seqs: bytes
+    tokens: bytes
+    copies: bytes
+    histories: tuple[bytes, ...]
+
+
+class Tokens(NamedTuple):
+    """Tokens sampled by one completed pass, for all generations at once.
+
+    streams   int64 pairs (conn, request), one per token
+    tokens    int32
+    logprobs  float32
+    tops      None, or one entry per token: None or (ids, logprobs)
+    """
+
+    streams: bytes
+    tokens: bytes
+    logprobs: bytes
+    tops: tuple[tuple[bytes, bytes] | None, ...] | None
+
+
+class SetTimer(NamedTuple):
+    """Feed Timer(timer) back at `at_ns` (the clock that `now_ns` comes from).  A timer cannot be unset: late ones are ignored."""
+
+    timer: int
+    at_ns: int
+
+
+class RestartDriver(NamedTuple):
+    """The kernel gave up on a driver that is alive but does not answer rightly: kill it, reap it, start it again."""
+
+    device: int
+    reason: str
+
+
+class Halt(NamedTuple):
+    """A `shutdown` was accepted: close the socket, stop the drivers, exit."""
+
+
+Effect: TypeAlias = Reply | Exec | Tokens | SetTimer | RestartDriver | Halt

@@ -1,0 +1,32 @@
+"""Every limit of the kernel, one a line with its unit (the xv6 habit: one file to read before asking "how many?").
+
+Values marked *sysctl* can be changed while the system runs; the others are fixed at boot or by the wire format.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLOCK_TOKENS: Final = 16  # tokens per block, boot option
+MAX_DEVICES: Final = 8  # compute devices and tiers together
+MAX_CONTEXTS: Final = 4096  # context slots, boot option
+MAX_PROCESSES: Final = 65536  # live processes
+MAX_FORK: Final = 1024  # contexts made by one fork
+MAX_STOP_TOKENS: Final = 8  # stop token ids of one generation
+MAX_STOP_STRINGS: Final = 16  # stop strings of one generation
+MAX_STOP_CHARS: Final = 256  # characters of one stop string
+MAX_LOGPROBS: Final = 128  # alternatives reported per token
+MAX_MESSAGE_BYTES: Final = 16 << 20  # one wire message
+MAX_UNREAD_BYTES: Final = 1 << 20  # bytes a client may leave unread before its generations pause
+MAX_REQUESTS: Final = 4096  # requests outstanding on one connection
+MAX_NAME_CHARS: Final = 128  # characters in a process name
+DMESG_ENTRIES: Final = 1024  # ring of kernel messages
+NICE_MIN: Final = -20
+NICE_MAX: Final = 19
+
+STEP_TOKENS: Final = 512  # sysctl sched.step_tokens: token budget of one forward
+MAX_RUNNING: Final = 256  # sysctl sched.max_running: sequences in one forward
+WATERMARK_PERMILLE: Final = 10  # sysctl sched.watermark_permille: frames kept free for growth at admission
+
+ABI_VERSION: Final = 1
+PAGE_TABLE_ALIGN_BYTES: Final = 4096
