@@ -1,0 +1,21 @@
+"""Tokenizer, chat template and streamed text: everything between characters and the kernel's token ids."""
+
+from __future__ import annotations
+
+from .detokenize import Detokenizer, StopScanner, TextStream, TokenTable
+from .gguf_tokenizer import UnsupportedTokenizer
+from .template import ChatMessage, TemplateError
+from .tokenizer import TAIL_TOKENS, TextModel, load_text
+
+__all__ = [
+    "TAIL_TOKENS",
+    "ChatMessage",
+    "Detokenizer",
+    "StopScanner",
+    "TemplateError",
+    "TextModel",
+    "TextStream",
+    "TokenTable",
+    "UnsupportedTokenizer",
+    "load_text",
+]

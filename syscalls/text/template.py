@@ -1,0 +1,130 @@
+"""Chat templates: messages to prompt text, whole or only what a context still lacks.
+
+Templates are Jinja programs that come with the model, so they run sandboxed.  They always render a whole conversation;
+a context, however, grows: it holds the turns before, and the last reply as the tokens that were generated, without the
+end-of-turn token that stopped it.  `after_reply` and `after_turns` cut what must be appended out of a whole rendering,
+so that a second default system prompt or a second beginning-of-text never appears.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+
+class TemplateError(ValueError):
+    """The conversation cannot be rendered: the template refused it, failed, or cannot be extended in this way."""
+
+
+class ChatMessage(NamedTuple):
+    """One message; the same shape as `attnix.kernel.calls.Message`."""
+
+    role: str
+    content: str
+
+
+# Stands for a reply while a conversation is rendered.  Letters only: templates strip white space and look for markup.
+_REPLY: Final = "attnixReplyPlaceholderZqXj"
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks replies for training; here it is only its body."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    """JSON without HTML escapes, unlike Jinja's own filter: prompts are not web pages."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    source     Jinja text
+    variables  what the template may name besides the messages (bos_token, eos_token)
+    Error: TemplateError when it does not compile.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the model's chat template does not compile: {error}") from error
+        self._variables = dict(variables)
+
+    def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
+        """The whole conversation as text, ready to be answered when asked for.  Error: TemplateError."""
+        try:
+            return self._template.render(
+                messages=[{"role": message.role, "content": message.content} for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._variables,
+            )
+        except Exception as error:  # a template is a program: it may divide by zero or index past an end
+            raise TemplateError(f"the model's chat template refuses these messages: {error}") from error
+
+    def after_reply(self, old: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> str:
+        """What follows the content of old's last message, a reply: the end of its turn, then `new`.
+
+        Error: TemplateError, also when the reply's content cannot be found again in the rendering.
+        """
+        stand_in = [*old[:-1], ChatMessage(old[-1].role, _REPLY)]
+        whole = self.render([*stand_in, *new], awaits_reply(new))
+        head, found, tail = whole.partition(_REPLY)
+        if not found or _REPLY in tail or not head:
+            raise TemplateError("this model's chat template does not show a reply once: pass the conversation as text")
+        return tail
+
+    def after_turns(self, old: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> str:
+        """What follows the complete turns `old` to add `new`.
+
+        Error: TemplateError, also when a longer conversation does not begin with the shorter one's rendering.
+        """
+        before = self.render(old, add_generation_prompt=False) if old else ""
+        return self._rest(before, [*old, *new], new)
+
+    def after_prompt(self, old: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> str:
+        """What follows `old` and a generation prompt when the reply is given, as new[0], instead of generated.
+
+        Error: as `after_turns`.
+        """
+        return self._rest(self.render(old, add_generation_prompt=True), [*old, *new], new)
+
+    def _rest(self, before: str, conversation: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> str:
+        whole = self.render(conversation, awaits_reply(new))
+        if not whole.startswith(before):
+            raise TemplateError(
+                "this model's chat template does not render a longer conversation as a continuation of the shorter "
+                "one; append these messages together with the ones before"
+            )
+        return whole[len(before) :]
+
+
+def awaits_reply(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the model is to speak next: after a user or a tool has spoken, not after a system prompt or a reply."""
+    return bool(messages) and messages[-1].role not in ("system", "developer", "assistant")

@@ -1,0 +1,367 @@
+"""Text for one model: encode, render chats, decode.  Loaded from a Hugging Face directory or a GGUF file.
+
+The daemon's text process owns a `TextModel`; the kernel sees token ids only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from attnix.gguf_header import GgufError, read_header
+
+from .detokenize import TextStream, TokenTable
+from .gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UnsupportedTokenizer, build_tokenizer
+from .template import ChatMessage, ChatTemplate, TemplateError, awaits_reply
+
+TAIL_TOKENS: Final = 64  # `append_messages` looks at so many of a context's last tokens
+
+# Tokens that end a turn or a text in the supported families; the model's own eos is added whatever its name.
+_END_NAMES: Final = frozenset(
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>", "</s>"]
+)
+_QUESTION: Final = ChatMessage("user", "question")
+_ANSWER: Final = ChatMessage("assistant", "answer")
+_BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SHIELD: Final = "\ue000attnix%d\ue001"  # private-use characters: stands for markup that a message's content contains
+
+
+def load_text(path: str | Path) -> TextModel:
+    """Load tokenizer and chat template of the model at `path`: a Hugging Face directory or a GGUF file.
+
+    Error: UnsupportedTokenizer or GgufError (both ValueError) with what is wrong; FileNotFoundError.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_directory(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no model at {path}")
+    return _from_gguf(path)
+
+
+class TextModel:
+    """Everything that turns text into tokens and back for one model.
+
+    path          the file a client can load to tokenize by itself
+    vocab_tokens  ids the tokenizer knows
+    prefix_ids    tokens an empty context begins with before plain text (beginning-of-text), often none
+    stop_ids      tokens that end a generation
+    special_ids   control tokens: never shown as text, and only written by the template or with allow_special
+    """
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        tokenizer: Tokenizer,
+        pieces: Sequence[bytes],
+        style: str,
+        special_ids: Iterable[int],
+        prefix_ids: Iterable[int],
+        stop_ids: Iterable[int],
+        template: ChatTemplate | None,
+    ) -> None:
+        self.path = path
+        self.prefix_ids = tuple(prefix_ids)
+        self.special_ids = frozenset(special_ids)
+        self.stop_ids = tuple(sorted(set(stop_ids)))
+        self.table = TokenTable(pieces, self.special_ids)
+        self._names = [bytes(piece) for piece in pieces]
+        self._tokenizer = tokenizer
+        self._style = style
+        self._template = template
+        names = (self._names[token].decode() for token in self.special_ids)
+        markup = sorted(filter(None, names), key=len, reverse=True)  # the longest first: one may begin another
+        self._markup = re.compile("|".join(map(re.escape, markup)) or r"(?!)")
+
+    @property
+    def vocab_tokens(self) -> int:
+        return len(self.table)
+
+    @property
+    def token_bytes(self) -> list[bytes]:
+        """id -> the bytes it stands for; for a special token, its name."""
+        return self._names
+
+    # -- text to tokens -------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, allow_special: bool = False, continues: bool = False) -> list[int]:
+        """Token ids of `text`, without any prefix.
+
+        allow_special  markup such as <|im_end|> becomes its token; else it is ordinary text
+        continues      the text follows other text in a context: no word prefix is invented (SentencePiece models)
+        """
+        if continues and self._style == "spaces":
+            # These tokenizers put a space before a text.  Behind a newline they do not; the newline is cut off again.
+            newline = self._raw("\n", False)
+            ids = self._raw("\n" + text, allow_special)
+            if ids[: len(newline)] == newline:
+                return ids[len(newline) :]
+        return self._raw(text, allow_special)
+
+    def _raw(self, text: str, allow_special: bool) -> list[int]:
+        if not text:
+            return []
+        self._tokenizer.encode_special_tokens = not allow_special
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_text(self, text: str, context_tokens: int) -> list[int]:
+        """What `append(text)` appends to a context of that length: plain text, behind the prefix when it is empty."""
+        if context_tokens == 0:
+            return [*self.prefix_ids, *self.encode(text)]
+        return self.encode(text, continues=True)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of the tokens, control tokens left out."""
+        return self.table.text(tokens)
+
+    def stream(self, stops: Iterable[str] = ()) -> TextStream:
+        """A new incremental decoder with stop strings, for one generation."""
+        return TextStream(self.table, stops)
+
+    # -- chats ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
+    def _chat(self) -> ChatTemplate:
+        if self._template is None:
+            raise TemplateError("this model has no chat template: append text or token ids instead of messages")
+        return self._template
+
+    def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
+        """The conversation as prompt text.  Error: TemplateError."""
+        return self._chat().render(messages, add_generation_prompt)
+
+    def render_delta(self, old: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> str:
+        """What to append to a context that holds `old`, so that it equals the rendering of `old + new`.
+
+        When `old` ends with a reply, the context ends with that reply's generated tokens: its turn is still open and
+        the delta closes it.  A generation prompt follows when `new` asks for a reply.  Error: TemplateError.
+        """
+        if old and old[-1].role == "assistant":
+            return self._chat().after_reply(old, new)
+        return self._chat().after_turns(old, new)
+
+    def append_messages(self, messages: Sequence[ChatMessage], tail: Sequence[int], context_tokens: int) -> list[int]:
+        """Token ids that append `messages` to a context, knowing only how it ends; a fork or a truncation needs no more.
+
+        tail            the last (up to TAIL_TOKENS) tokens of the context
+        context_tokens  its length
+        Where the context ends decides: nothing yet: the whole rendering.  Behind a complete turn: the turns.  Inside a
+        reply, or any other text: the end of that turn first.  Right behind a generation prompt, when messages[0] is
+        a reply: its content.  Markup inside a message's content is ordinary text.  Error: TemplateError.
+        """
+        chat = self._chat()
+        if not messages:
+            return []
+        shielded, hidden = self._shield(messages)
+        if context_tokens == 0:
+            return self._encode_rendered(chat.render(shielded, awaits_reply(messages)), hidden, continues=False)
+        tail = list(tail)
+        gives_reply = messages[0].role == "assistant"
+        if gives_reply and self._reply_prompt and tail[-len(self._reply_prompt) :] == self._reply_prompt:
+            return self._encode_rendered(chat.after_prompt([_QUESTION], shielded), hidden)
+        present = self._closing_present(tail)
+        if gives_reply and present == len(self._closing):
+            return self._encode_rendered(chat.after_turns([_QUESTION], shielded), hidden)
+        ids = self._encode_rendered(chat.after_reply([_QUESTION, _ANSWER], shielded), hidden)
+        return ids[present:] if ids[:present] == self._closing[:present] else ids
+
+    @cached_property
+    def _closing(self) -> list[int]:
+        """Tokens that end a reply's turn."""
+        return self.encode(self._chat().after_reply([_QUESTION, _ANSWER], []), allow_special=True, continues=True)
+
+    @cached_property
+    def _reply_prompt(self) -> list[int]:
+        """Tokens that begin a reply's turn behind a question; none where the question's end does (Mistral)."""
+        with_prompt, without = self.render([_QUESTION], True), self.render([_QUESTION], False)
+        if not with_prompt.startswith(without):
+            return []
+        return self.encode(with_prompt[len(without) :], allow_special=True, continues=True)
+
+    def _closing_present(self, tail: Sequence[int]) -> int:
+        """How many of the closing tokens the context ends with already; a lone newline is no end of a turn."""
+        closing = self._closing
+        for count in range(len(closing), 0, -1):
+            if list(tail[-count:]) == closing[:count] and not self.special_ids.isdisjoint(closing[:count]):
+                return count
+        return 0
+
+    def _shield(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[str]]:
+        """Replace markup inside contents, so that a message cannot end its own turn and speak for somebody else."""
+        hidden: list[str] = []
+
+        def hide(match: re.Match[str]) -> str:
+            hidden.append(match.group())
+            return _SHIELD % (len(hidden) - 1)
+
+        return [ChatMessage(role, self._markup.sub(hide, content)) for role, content in messages], hidden
+
+    def _encode_rendered(self, text: str, hidden: Sequence[str], continues: bool = True) -> list[int]:
+        if not hidden:
+            return self.encode(text, allow_special=True, continues=continues)
+        ids: list[int] = []
+        at = 0
+        for match in [*self._markup.finditer(text), None]:
+            plain = text[at : match.start() if match else len(text)]
+            for index, original in enumerate(hidden):
+                plain = plain.replace(_SHIELD % index, original)
+            ids += self.encode(plain, continues=continues and not ids)
+            if match:
+                ids += self.encode(match.group(), allow_special=True)
+                at = match.end()
+        return ids
+
+
+# -- Hugging Face directory ---------------------------------------------------------------------------------------
+
+
+def _from_directory(path: Path) -> TextModel:
+    file = path / "tokenizer.json"
+    if not file.exists():
+        raise UnsupportedTokenizer(
+            f"{path} has no tokenizer.json: save the tokenizer once with a fast tokenizer (save_pretrained)"
+        )
+    text = file.read_text("utf-8")
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    described = json.loads(text)
+    settings = _json(path / "tokenizer_config.json")
+    style = _style(described.get("decoder"), described.get("model", {}), file)
+    added = tokenizer.get_added_tokens_decoder()
+    special_ids = [token for token, entry in added.items() if entry.special]
+    literal = {token: entry.content for token, entry in added.items()}
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    pieces = [_piece(tokenizer.id_to_token(token) or "", style, literal.get(token)) for token in range(size)]
+    names = {key: _content(settings.get(key)) for key in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    stops = [*_ids(_json(path / "generation_config.json").get("eos_token_id"))]
+    stops += _ids(_json(path / "config.json").get("eos_token_id"))
+    stops += [token for token in special_ids if literal[token] in _END_NAMES or literal[token] == names["eos_token"]]
+    return TextModel(
+        path=file,
+        tokenizer=tokenizer,
+        pieces=pieces,
+        style=style,
+        special_ids=special_ids,
+        prefix_ids=tokenizer.encode("", add_special_tokens=True).ids,
+        stop_ids=stops,
+        template=_directory_template(path, settings, names),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    value = json.loads(path.read_text("utf-8"))
+    if not isinstance(value, dict):
+        raise UnsupportedTokenizer(f"{path} does not hold a JSON object")
+    return value
+
+
+def _content(token: Any) -> str:
+    """A special token is written as its text or as an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _ids(value: Any) -> list[int]:
+    return [value] if isinstance(value, int) else list(value or [])
+
+
+def _directory_template(path: Path, settings: dict[str, Any], names: dict[str, str]) -> ChatTemplate | None:
+    file = path / "chat_template.jinja"
+    source = file.read_text("utf-8") if file.exists() else settings.get("chat_template")
+    if isinstance(source, list):  # several named templates
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return None if source is None else ChatTemplate(source, names)
+
+
+def _style(decoder: Any, model: dict[str, Any], file: Path) -> str:
+    kinds: list[str] = []
+    if isinstance(decoder, dict):
+        kinds = [decoder.get("type", "")] + [step.get("type", "") for step in decoder.get("decoders", [])]
+    if "ByteLevel" in kinds:
+        return "bytes"
+    if model.get("byte_fallback") or "ByteFallback" in kinds or "Metaspace" in kinds:
+        return "spaces"
+    raise UnsupportedTokenizer(f"{file}: pieces are neither byte-level (GPT-2) nor SentencePiece; decoder {kinds}")
+
+
+# -- GGUF ---------------------------------------------------------------------------------------------------------
+
+
+def _from_gguf(path: Path) -> TextModel:
+    fields = read_header(path).fields
+    try:
+        built = build_tokenizer(fields)
+    except KeyError as error:
+        raise GgufError(f"{path}: the file has no {error.args[0]}; it holds weights without a tokenizer") from error
+    words: list[str] = fields["tokenizer.ggml.tokens"]
+    kinds: list[int] = fields.get("tokenizer.ggml.token_type") or [NORMAL] * len(words)
+    as_bytes = (NORMAL, BYTE)
+    pieces = [
+        _piece(word, built.style, None if kind in as_bytes else word) for word, kind in zip(words, kinds, strict=True)
+    ]
+    special_ids = [token for token, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)]
+    stops = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    stop_ids = [token for token in stops if token is not None]
+    stop_ids += [token for token in special_ids if words[token] in _END_NAMES]
+    begin = fields.get("tokenizer.ggml.bos_token_id")
+
+    def name(key: str) -> str:
+        token = fields.get(f"tokenizer.ggml.{key}_token_id")
+        return words[token] if token is not None else ""
+
+    source = fields.get("tokenizer.chat_template")
+    names = {"bos_token": name("bos"), "eos_token": name("eos"), "unk_token": name("unknown"), "pad_token": name("padding")}
+    return TextModel(
+        path=path,
+        tokenizer=built.tokenizer,
+        pieces=pieces,
+        style=built.style,
+        special_ids=special_ids,
+        prefix_ids=[begin] if built.begins and begin is not None else [],
+        stop_ids=stop_ids,
+        template=None if source is None else ChatTemplate(source, names),
+    )
+
+
+# -- pieces -------------------------------------------------------------------------------------------------------
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes (github.com/openai/gpt-2, encoder.py): character -> byte.
+
+    Bytes that print in Latin-1 stand for themselves; the others take the characters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_alphabet()
+
+
+def _piece(word: str, style: str, literal: str | None) -> bytes:
+    """The bytes of one vocabulary entry; `literal` when it is an added token, whose text stands for itself."""
+    if literal is not None:
+        return literal.encode()
+    if style == "bytes":
+        if all(char in _BYTES for char in word):
+            return bytes(_BYTES[char] for char in word)
+        return word.encode()
+    match = _BYTE_PIECE.fullmatch(word)
+    return bytes([int(match.group(1), 16)]) if match else word.replace("▁", " ").encode()
