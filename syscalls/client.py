@@ -1,0 +1,378 @@
+"""The blocking client: what scripts, the shell and the examples use.
+
+    import attnix
+
+    with attnix.connect() as os:
+        ctx = os.alloc_context()
+        ctx.append(text="The capital of France is")
+        a, b = ctx.fork(2)
+        print(a.generate(max_tokens=20).text)
+        for note in b.stream(max_tokens=20, temperature=0.8, seed=7):
+            print(note.text, end="", flush=True)
+
+Every method is one system call (docs/syscalls.md), and an errno is raised as its exception (exceptions.py).  `submit`
+sends without waiting: requests of one connection are taken in order, so they can be pipelined.  A client serves one
+thread; open one connection per thread.  `os.sys` has every call on bare handles.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+
+from attnix.kernel import calls as c
+from attnix.kernel.params import ABI_VERSION
+
+from .abi import Record
+from .exceptions import AttnixError, ConnectionLost
+from .paths import default_socket_path
+from .records import pack_ids, unpack_floats, unpack_ids
+from .session import Note, Session, outcome
+from .stubs import SyncCalls, SyncPlainCalls
+
+R = TypeVar("R", bound=tuple[Any, ...])
+
+_RECEIVE_BYTES: Final = 1 << 18
+
+Messages: TypeAlias = Iterable[c.Message | tuple[str, str] | Mapping[str, str]]
+Tokens: TypeAlias = bytes | Sequence[int]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of `generate`; each is the field of the same name in docs/syscalls.md."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: int
+    stop: str | Sequence[str]
+    stop_tokens: Tokens
+    ignore_eos: bool
+
+
+def connect(path: str | None = None, *, name: str = "python", timeout: float | None = None) -> Client:
+    """Connect to the daemon; `path` defaults to the one place where its socket is.
+
+    name     shown by `ps`
+    timeout  seconds that any single wait for the daemon may take, None for ever
+    Error: ConnectionLost when there is no daemon; InvalidArgument when it speaks another ABI version.
+    """
+    return Client(path, name=name, timeout=timeout)
+
+
+def as_bytes(tokens: Tokens) -> bytes:
+    """Token ids in the form in which they travel."""
+    return tokens if isinstance(tokens, bytes) else pack_ids(tokens)
+
+
+def as_messages(messages: Messages) -> tuple[c.Message, ...]:
+    """Chat messages from records, pairs or {"role", "content"} maps."""
+    return tuple(
+        [c.Message(m["role"], m["content"]) if isinstance(m, Mapping) else c.Message(*m) for m in messages]
+    )
+
+
+class Pending(Generic[R]):
+    """A request on its way.  `result()` waits for the answer."""
+
+    def __init__(self, client: Client, request: int, name: str, result: type[R]) -> None:
+        self.request: Final = request
+        self.notes: deque[c.TokensNote] = deque()
+        self._client = client
+        self._name = name
+        self._kind = result
+        self._outcome: R | AttnixError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has been read; does not look at the socket."""
+        return self._outcome is not None
+
+    def result(self) -> R:
+        """Wait for the answer.  Error: the call's own, or ConnectionLost."""
+        while self._outcome is None:
+            self._client._receive()
+        if isinstance(self._outcome, AttnixError):
+            raise self._outcome
+        return self._outcome
+
+    def cancel(self) -> None:
+        """Ask the kernel to end this request; its answer still comes, and says so."""
+        if not self.done:
+            self._client.submit("cancel", c.CancelArgs(self.request), c.Empty)
+
+    def _settle(self, outcome: Record | AttnixError) -> None:
+        self._outcome = cast("R | AttnixError", outcome)
+
+
+class Stream(Pending[c.GenerateResult]):
+    """A streamed generation: iterate over its notifications, then ask for `result()`."""
+
+    def __iter__(self) -> Iterator[c.TokensNote]:
+        while True:
+            while self.notes:
+                yield self.notes.popleft()
+            if self.done:
+                self.result()  # raises what went wrong
+                return
+            self._client._receive()
+
+
+class _Bound(SyncCalls):
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def _invoke(self, name: str, args: Record, result: type[R]) -> R:
+        return self._client._invoke(name, args, result)
+
+
+class Client(SyncPlainCalls):
+    """A connection.  Closing it releases every context that it made."""
+
+    def __init__(
+        self, path: str | None = None, *, name: str = "python", timeout: float | None = None
+    ) -> None:
+        self.path: Final = path or default_socket_path()
+        self._session = Session()
+        self._pending: dict[int, Pending[Any]] = {}
+        self._lost: ConnectionLost | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.connect(self.path)
+        except OSError as error:
+            self._socket.close()
+            raise ConnectionLost(
+                f"no attnix at {self.path} ({error.strerror or error}); start one with `attnix boot`"
+            ) from None
+        self.sys: Final[SyncCalls] = _Bound(self)
+        try:
+            self.server: Final = self.hello(name, ABI_VERSION)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- objects ----------------------------------------------------------------------------------------------
+
+    def alloc_context(self, pid: int = 0, device: str = "") -> Context:
+        """A new empty context, in the connection's own process unless `pid` names another of its processes."""
+        return Context(self, *self.sys.alloc_context(pid, device))
+
+    def spawn(self, name: str = "", nice: int = 0, fork_of: Context | None = None) -> Process:
+        """A child process; with `fork_of` it holds a fork of that context."""
+        made = self.sys.spawn(name, nice, fork_of.handle if fork_of else 0)
+        return Process(self, made.pid, Context(self, made.ctx, made.cid) if made.ctx else None)
+
+    # -- the connection ---------------------------------------------------------------------------------------
+
+    def submit(self, name: str, args: Record, result: type[R]) -> Pending[R]:
+        """Send a request without waiting for its answer."""
+        pending: Pending[R] = self._send(Pending, name, args, result)
+        return pending
+
+    def close(self) -> None:
+        """End the connection; the kernel releases what it held.  Requests still pending are lost."""
+        self._fail(ConnectionLost("this connection was closed"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _invoke(self, name: str, args: Record, result: type[R]) -> R:
+        return self.submit(name, args, result).result()
+
+    def _send(self, kind: Any, name: str, args: Record, result: type[R]) -> Any:
+        if self._lost is not None:
+            raise self._lost
+        request, message = self._session.request(name, args)
+        pending = kind(self, request, name, result)
+        self._pending[request] = pending
+        try:
+            self._socket.sendall(message)
+        except OSError as error:
+            if not self._drain():  # the daemon may have said why before it closed
+                self._fail(ConnectionLost(f"the connection broke: {error}"))
+            raise self._lost or ConnectionLost(f"the connection broke: {error}") from None
+        except BaseException:  # interrupted inside a message: what would follow is out of step
+            self._fail(ConnectionLost("interrupted while sending"))
+            raise
+        return pending
+
+    def _receive(self) -> None:
+        """Wait for something to arrive and give it to whom it belongs."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+            if not data:
+                raise ConnectionLost("the daemon closed the connection")
+            self._deliver(data)
+        except TimeoutError:
+            raise ConnectionLost("the daemon did not answer in time") from None
+        except OSError as error:
+            self._fail(ConnectionLost(f"the connection broke: {error}"))
+        except ConnectionLost as error:
+            self._fail(error)
+
+    def _deliver(self, data: bytes) -> None:
+        for message in self._session.receive(data):
+            if isinstance(message, Note):
+                owner = self._pending.get(message.payload.request)
+                if owner is not None and isinstance(owner, Stream):
+                    owner.notes.append(message.payload)
+                continue
+            pending = self._pending.pop(message.request, None)
+            if pending is None:
+                continue
+            try:
+                pending._settle(outcome(pending._name, message))
+            except AttnixError as error:
+                pending._settle(error)
+
+    def _drain(self) -> bool:
+        """Read what is left after a failed send; whether the daemon said why it closed."""
+        try:
+            while data := self._socket.recv(_RECEIVE_BYTES):
+                self._deliver(data)
+        except OSError:
+            return False
+        except ConnectionLost as error:
+            self._fail(error)
+            return True
+        return False
+
+    def _fail(self, error: ConnectionLost) -> None:
+        if self._lost is None:
+            self._lost = error
+        self._socket.close()
+        lost, self._pending = self._pending, {}
+        for pending in lost.values():
+            pending._settle(error)
+
+
+class Context:
+    """A context of this connection.  As a context manager it is released at the end."""
+
+    def __init__(self, client: Client, handle: int, cid: int) -> None:
+        self.client: Final = client
+        self.handle: Final = handle
+        self.cid: Final = cid
+
+    def __repr__(self) -> str:
+        return f"<context {self.cid}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.client._lost is None:
+            self.release()
+
+    def append(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = ()) -> c.AppendResult:
+        """Add plain text, token ids or chat messages; answers when they are logged, not when they are computed."""
+        return self.client.append(self.handle, as_bytes(tokens), text, as_messages(messages))
+
+    def fork(self, n: int = 1) -> list[Context]:
+        """`n` contexts that share this one's blocks, all or none."""
+        made = self.client.fork(self.handle, n)
+        return [Context(self.client, *pair) for pair in zip(made.ctxs, made.cids, strict=True)]
+
+    def truncate(self, length: int) -> int:
+        """Cut the log to its first `length` tokens; the length now."""
+        return self.client.truncate(self.handle, length).tokens
+
+    def release(self) -> None:
+        """Give the context back."""
+        self.client.release(self.handle)
+
+    def stat(self) -> c.ContextRow:
+        """State, size, sharing and usage."""
+        return self.client.stat(self.handle)
+
+    def pagemap(self) -> c.PagemapResult:
+        """The page table."""
+        return self.client.pagemap(self.handle)
+
+    def generate(self, max_tokens: int = 256, **options: Unpack[GenerateOptions]) -> c.GenerateResult:
+        """Generate and wait for the whole.  Options are the fields of `generate` in docs/syscalls.md."""
+        args = generate_args(self.handle, max_tokens, options)._replace(stream=False)
+        return self.client.submit("generate", args, c.GenerateResult).result()
+
+    def stream(self, max_tokens: int = 256, **options: Unpack[GenerateOptions]) -> Stream:
+        """Generate, token by token: iterate over the result."""
+        args = generate_args(self.handle, max_tokens, options)
+        stream: Stream = self.client._send(Stream, "generate", args, c.GenerateResult)
+        return stream
+
+    def forward(self, top_k: int = 20) -> list[tuple[int, float]]:
+        """The likeliest next tokens with their log-probabilities, likeliest first."""
+        return as_pairs(self.client.forward(self.handle, top_k))
+
+    def score(self, tokens: Tokens) -> list[float]:
+        """The log-probability of each of `tokens` as the continuation."""
+        return unpack_floats(self.client.score(self.handle, as_bytes(tokens)).logprobs)
+
+
+class Process:
+    """A process made by this connection.  `context` is the fork that it was spawned with."""
+
+    def __init__(self, client: Client, pid: int, context: Context | None) -> None:
+        self.client: Final = client
+        self.pid: Final = pid
+        self.context: Final = context
+
+    def __repr__(self) -> str:
+        return f"<process {self.pid}>"
+
+    def alloc_context(self, device: str = "") -> Context:
+        """A new empty context in this process."""
+        return self.client.alloc_context(self.pid, device)
+
+    def kill(self, signum: int = signal.SIGTERM) -> None:
+        """Send SIGTERM, SIGKILL, SIGSTOP or SIGCONT."""
+        self.client.kill(self.pid, int(signum))
+
+    def exit(self, code: int = 0) -> None:
+        """End it; it stays a zombie until `wait`."""
+        self.client.exit(self.pid, code)
+
+    def wait(self, timeout_ms: int = -1) -> c.WaitResult:
+        """Wait until it has ended."""
+        return self.client.wait(self.pid, timeout_ms)
+
+    def setpriority(self, nice: int) -> None:
+        """Set its nice value."""
+        self.client.setpriority(self.pid, nice)
+
+    def getrusage(self) -> c.Usage:
+        """What it has cost."""
+        return self.client.getrusage(self.pid)
+
+
+def generate_args(handle: int, max_tokens: int, options: GenerateOptions) -> c.GenerateArgs:
+    """The arguments of `generate`, streamed, from keywords.  Error: TypeError for an option that it does not have."""
+    fields: dict[str, Any] = dict(options)
+    stop = fields.get("stop", ())
+    fields["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    fields["stop_tokens"] = as_bytes(fields.get("stop_tokens", b""))
+    return c.GenerateArgs(handle, max_tokens, **fields)
+
+
+def as_pairs(result: c.ForwardResult) -> list[tuple[int, float]]:
+    """(token, log-probability) pairs of a forward."""
+    return list(zip(unpack_ids(result.tokens), unpack_floats(result.logprobs), strict=True))
