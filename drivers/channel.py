@@ -13,6 +13,7 @@ returns what has arrived.  A driver that hangs therefore costs the daemon a queu
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections import deque
 from typing import Any, Final
@@ -23,6 +24,7 @@ from .protocol import LAST, MORE, PACKET_BYTES
 
 MAX_CHANNEL_MESSAGE_BYTES: Final = 64 << 20  # token histories of a full batch are the largest thing sent
 SEND_BUFFER_BYTES: Final = 4 << 20  # asked of the kernel; it may give less, which only means more waits for room
+FAULTS_VARIABLE: Final = "ATTNIX_DRIVER_FAULTS"
 _PACKETS_PER_CALL: Final = 256  # recv_ready returns to the loop after so many
 
 
@@ -51,12 +53,20 @@ class Channel:
         self.bytes_queued = 0
         self.eof = False
 
-    @classmethod
-    def from_fd(cls, fd: int) -> Channel:
-        """Take over an inherited descriptor (the `--channel` argument of a driver), as a blocking end."""
+    @staticmethod
+    def from_fd(fd: int, *, arena_fd: int | None = None) -> Channel:
+        """Take over an inherited descriptor (the `--channel` argument of a driver), as a blocking end.
+
+        With ATTNIX_DRIVER_FAULTS in the environment the channel misbehaves as that says (drivers/faulty.py): fault
+        injection reaches every driver, and the one that ships is the one that was tested.
+        """
         sock = socket.socket(fileno=fd)
         sock.setblocking(True)
-        return cls(sock)
+        if FAULTS_VARIABLE in os.environ:
+            from .faulty import FaultyChannel  # noqa: PLC0415  a healthy driver never loads it
+
+            return FaultyChannel(sock, arena_fd)
+        return Channel(sock)
 
     def fileno(self) -> int:
         return self._sock.fileno()

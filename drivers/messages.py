@@ -1,0 +1,146 @@
+"""The messages of drivers/protocol.py as typed records, checked: what arrives is believed only after it went through here.
+
+`x_message` builds what is sent, `decode_x` checks what was received and raises BadMessage when it is not what the
+protocol says.  Both ends use this file, so a shape is written down once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from attnix.kernel.batch import FORWARD, SAMPLE, SCORE, SEQ_BYTES
+from attnix.kernel.events import Exec, ExecDone, ExecFailed
+
+from .channel import BadMessage
+from .protocol import ExecStats, Probe
+
+
+def probe_message(request: int, probe: Probe) -> list[Any]:
+    return ["probe", request, {**probe._asdict(), "capabilities": list(probe.capabilities)}]
+
+
+def decode_probe(message: list[Any]) -> tuple[int, Probe]:
+    """The request number and the fields of a probe answer.  Fields that we do not know are ignored: newer drivers may
+    say more."""
+    _expect(len(message) == 3 and _is_int(message[1]) and isinstance(message[2], dict), "probe", message)
+    fields: dict[str, Any] = message[2]
+    values: list[Any] = []
+    for name in Probe._fields:
+        value = fields.get(name)
+        if name == "capabilities":
+            _expect(isinstance(value, list) and all(isinstance(verb, str) for verb in value), "probe field capabilities", value)
+            value = tuple(value or ())
+        elif name in _PROBE_NUMBERS:
+            _expect(_is_int(value), f"probe field {name}", value)
+        else:
+            _expect(isinstance(value, str), f"probe field {name}", value)
+        values.append(value)
+    return message[1], Probe(*values)
+
+
+_PROBE_NUMBERS = frozenset({"protocol", "pid", "capacity_frames", "frame_bytes", "alignment_bytes", "vocab_tokens"})
+
+
+def exec_message(effect: Exec) -> list[Any]:
+    return ["exec", effect.seq, effect.seqs, effect.tokens, effect.copies, list(effect.histories)]
+
+
+def decode_exec(message: list[Any]) -> Exec:
+    """A received `exec`; the device number is the daemon's business and 0 here."""
+    _expect(len(message) == 6 and _is_int(message[1]), "exec", message)
+    _, seq, seqs, tokens, copies, histories = message
+    _expect(all(isinstance(part, bytes) for part in (seqs, tokens, copies)), "exec", message)
+    _expect(_is_list_of_bytes(histories), "exec histories", histories)
+    return Exec(0, seq, seqs, tokens, copies, tuple(histories))
+
+
+def done_message(done: ExecDone, stats: ExecStats) -> list[Any]:
+    return [
+        "done", done.seq, done.tokens, done.logprobs, [list(top) for top in done.tops], list(done.scores), list(stats)
+    ]  # fmt: skip
+
+
+def failed_message(failed: ExecFailed) -> list[Any]:
+    return ["failed", failed.seq, int(failed.code), failed.reason]
+
+
+class Expected(NamedTuple):
+    """How many results a pass must bring, read from its `seqs`: a driver that returns another number is lying."""
+
+    sequences: int
+    samples: int
+    tops: int
+    scores: int
+
+
+def expected_results(seqs: bytes) -> Expected:
+    """Count what a whole `seqs` array asks for."""
+    words = memoryview(seqs).cast("I")
+    flags = words[_FLAGS_WORD :: SEQ_BYTES // 4].tolist()
+    logprobs = words[_LOGPROBS_WORD :: SEQ_BYTES // 4].tolist()
+    samples = tops = scores = 0
+    for flag, wanted in zip(flags, logprobs, strict=True):
+        samples += (flag & SAMPLE) != 0
+        tops += (flag & FORWARD) != 0 or (wanted > 0 and (flag & SAMPLE) != 0)
+        scores += (flag & SCORE) != 0
+    return Expected(len(flags), samples, tops, scores)
+
+
+_FLAGS_WORD = 7  # 4-byte words from the start of a Seq record (kernel/batch.py)
+_LOGPROBS_WORD = 17
+
+
+def decode_done(message: list[Any], device: int, expected: Expected) -> tuple[ExecDone, ExecStats]:
+    """A received `done`, checked against what its pass asked for."""
+    _expect(len(message) == 7 and _is_int(message[1]), "done", message)
+    _, seq, tokens, logprobs, tops, scores, stats = message
+    _expect(isinstance(tokens, bytes) and len(tokens) == 4 * expected.samples, "done tokens", tokens)
+    _expect(isinstance(logprobs, bytes) and len(logprobs) == 4 * expected.samples, "done logprobs", logprobs)
+    _expect(isinstance(tops, list) and len(tops) == expected.tops, "done tops", tops)
+    pairs: list[tuple[bytes, bytes]] = []
+    for top in tops:
+        _expect(_is_list_of_bytes(top) and len(top) == 2 and len(top[0]) == len(top[1]), "done top", top)
+        pairs.append((top[0], top[1]))
+    _expect(_is_list_of_bytes(scores) and len(scores) == expected.scores, "done scores", scores)
+    _expect(isinstance(stats, list) and len(stats) == 4 and all(_is_int(n) and n >= 0 for n in stats), "done stats", stats)
+    counted = ExecStats(*stats)
+    done = ExecDone(
+        device, seq, tokens, logprobs, tuple(pairs), tuple(scores), counted.computed_tokens, counted.compute_ns
+    )  # fmt: skip
+    return done, counted
+
+
+def decode_failed(message: list[Any], device: int) -> ExecFailed:
+    _expect(len(message) == 4 and _is_int(message[1]) and _is_int(message[2]) and isinstance(message[3], str), "failed", message)
+    return ExecFailed(device, message[1], message[2], message[3])
+
+
+def answered_seq(message: list[Any]) -> int:
+    """The pass that a `done` or `failed` answers, before anything else of it is looked at."""
+    _expect(len(message) > 1 and _is_int(message[1]), message[0], message)
+    return int(message[1])
+
+
+def decode_health(message: list[Any]) -> tuple[int, dict[str, int]]:
+    _expect(len(message) == 3 and _is_int(message[1]) and isinstance(message[2], dict), "health", message)
+    for name, value in message[2].items():
+        _expect(isinstance(name, str) and _is_int(value), "health counter", (name, value))
+    return message[1], message[2]
+
+
+def decode_log(message: list[Any]) -> tuple[str, str]:
+    _expect(len(message) == 3 and isinstance(message[1], str) and isinstance(message[2], str), "log", message)
+    return message[1], message[2]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list_of_bytes(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, bytes) for item in value)
+
+
+def _expect(holds: bool, what: str, got: object) -> None:
+    if not holds:
+        raise BadMessage(f"bad {what}: {str(got)[:200]}")

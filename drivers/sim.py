@@ -1,0 +1,142 @@
+"""The simulated accel: `SimDevice` for tests inside one process, and the same behind the whole driver protocol.
+
+    python -m attnix.drivers.sim --channel FD --arena FD --rows FD --config JSON
+
+Configuration (a JSON object): slots, entries (the row layout, required), block_tokens, vocab, model, script,
+ns_per_token, ns_per_pass, numerics.  The capacity is what fits into the arena.  Times are really slept here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.geometry import RowLayout
+from attnix.kernel.params import BLOCK_TOKENS
+
+from .memfd import map_read_only, map_shared, memfd_bytes
+from .protocol import PROTOCOL_VERSION, Probe
+from .serve import ConfigError, DriverArguments, run_driver
+from .sim_device import SimDevice
+from .sim_model import (
+    DEFAULT_VOCAB,
+    GREEDY,
+    KV_BYTES,
+    SamplingChoice,
+    reference_distribution,
+    reference_entries,
+    reference_scores,
+    reference_tokens,
+)
+
+__all__ = [
+    "DEFAULT_VOCAB",
+    "GREEDY",
+    "KV_BYTES",
+    "SamplingChoice",
+    "SimBackend",
+    "SimDevice",
+    "reference_distribution",
+    "reference_entries",
+    "reference_scores",
+    "reference_tokens",
+]
+
+_SETTINGS = {
+    "slots": int, "entries": int, "block_tokens": int, "vocab": int, "model": str,
+    "script": list, "ns_per_token": int, "ns_per_pass": int, "numerics": str,
+}  # fmt: skip
+
+
+class SimBackend:
+    """A SimDevice as a driver backend."""
+
+    def __init__(self, device: SimDevice, numerics: str) -> None:
+        self._device = device
+        self._numerics = numerics
+
+    def probe(self) -> Probe:
+        device = self._device
+        return Probe(
+            protocol=PROTOCOL_VERSION,
+            kind="sim",
+            pid=os.getpid(),
+            fingerprint=device.fingerprint,
+            capabilities=("exec", "drop"),
+            capacity_frames=device.capacity_frames,
+            frame_bytes=device.frame_bytes,
+            alignment_bytes=KV_BYTES,
+            vocab_tokens=device.vocab,
+            numerics=self._numerics,
+            engine="sim/blake2b",
+            model=device.model,
+        )
+
+    def execute(self, effect: Exec) -> ExecDone | ExecFailed:
+        self._device.computed.clear()  # a log for tests in one process; here it would only grow
+        return self._device.execute(effect)
+
+    def copied_frames(self) -> int:
+        return self._device.copied_frames
+
+    def drop(self, frames: Sequence[int]) -> None:
+        self._device.drop(frames)
+
+    def health(self) -> dict[str, int]:
+        device = self._device
+        return {
+            "passes": device.passes,
+            "computed_tokens": device.computed_tokens,
+            "copied_frames": device.copied_frames,
+            "dropped_frames": device.dropped_frames,
+            "refused": device.refused,
+        }
+
+
+def make_backend(arguments: DriverArguments) -> SimBackend:
+    """Build the device that the command line describes.  Error: ConfigError."""
+    config = _checked(arguments.config)
+    block_tokens = config.get("block_tokens", BLOCK_TOKENS)
+    capacity_frames = memfd_bytes(arguments.arena_fd) // (block_tokens * KV_BYTES)
+    try:
+        device = SimDevice(
+            capacity_frames,
+            RowLayout(config["slots"], config["entries"]),
+            map_read_only(arguments.rows_fd),
+            block_tokens,
+            config.get("vocab", DEFAULT_VOCAB),
+            arena=map_shared(arguments.arena_fd),
+            model=config.get("model", "sim"),
+            script=config.get("script", ()),
+            ns_per_token=config.get("ns_per_token", 0),
+            ns_per_pass=config.get("ns_per_pass", 0),
+            wait=lambda ns: time.sleep(ns / 1e9),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return SimBackend(device, config.get("numerics", "invariant"))
+
+
+def _checked(config: dict[str, Any]) -> dict[str, Any]:
+    for name, value in config.items():
+        kind = _SETTINGS.get(name)
+        if kind is None:
+            raise ConfigError(f"unknown setting {name!r}; there are {', '.join(_SETTINGS)}")
+        if not isinstance(value, kind):
+            raise ConfigError(f"setting {name!r} must be {kind.__name__}, not {value!r}")
+    for name in ("slots", "entries"):
+        if name not in config:
+            raise ConfigError(f"setting {name!r} is required: it says how the page-table rows lie in their memfd")
+    return config
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_driver("attnix.drivers.sim", make_backend, sys.argv[1:] if argv is None else argv)
+
+
+if __name__ == "__main__":
+    main()
