@@ -1,0 +1,127 @@
+"""Tensors of a GGUF file: dequantised, renamed, and with llama.cpp's reordering of q and k undone.
+
+llama.cpp rotates neighbouring pairs of a head's elements, Hugging Face models the two halves; its converter therefore
+interleaves the rows of q and k of the *llama* architecture.  Qwen's are left as they are.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from attnix.gguf_header import GgufHeader, TensorEntry
+
+from .config import ModelConfig
+from .gguf_config import ROPE_FACTORS
+from .model_files import ModelError
+
+KINDS: Final = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K)
+
+_TOP: Final = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_BLOCK: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_PIECE_BYTES: Final = 8 << 20  # dequantise so much at a time: gguf's arithmetic makes several temporaries of its size
+
+
+def read_tensors(
+    header: GgufHeader, config: ModelConfig, stored: Counter[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor under its Hugging Face name, in the file's order.  `stored` counts bytes by kind.
+
+    Float kinds keep their dtype, quantised ones become float32.
+    Error: ModelError: a kind that is not supported, an unknown name, a truncated file.
+    """
+    with open(header.path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for entry in header.tensors.values():
+        if entry.name == ROPE_FACTORS:
+            continue  # part of the geometry
+        kind = _kind(header, entry)
+        n_bytes = _stored_bytes(header, entry, kind)
+        if entry.offset + n_bytes > header.file_bytes:
+            raise ModelError(
+                f"{header.path} is truncated: {entry.name} ends at byte {entry.offset + n_bytes}, the file at "
+                f"{header.file_bytes}; download it again"
+            )
+        stored[kind.name] += n_bytes
+        raw = np.frombuffer(mapped, np.uint8, n_bytes, entry.offset)
+        tensor = _dequantise(raw, kind, entry.shape)
+        yield _hf_name(header, entry), _restore_order(tensor, entry.name, config)
+
+
+def _kind(header: GgufHeader, entry: TensorEntry) -> Kind:
+    supported = ", ".join(kind.name for kind in KINDS)
+    try:
+        kind = Kind(entry.kind)
+    except ValueError as error:
+        raise ModelError(
+            f"{header.path}: {entry.name} has the unknown type number {entry.kind} (supported: {supported})"
+        ) from error
+    if kind not in KINDS:
+        raise ModelError(
+            f"{header.path}: {entry.name} is quantised as {kind.name}, which is not supported ({supported} are); take "
+            "another file of this model, e.g. Q8_0 or Q4_K_M"
+        )
+    return kind
+
+
+def _stored_bytes(header: GgufHeader, entry: TensorEntry, kind: Kind) -> int:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if not entry.shape or 0 in entry.shape or entry.shape[-1] % block:
+        raise ModelError(f"{header.path}: {entry.name} of shape {entry.shape} cannot be {kind.name}; the file is damaged")
+    return int(np.prod(entry.shape, dtype=object)) // block * block_bytes
+
+
+def _hf_name(header: GgufHeader, entry: TensorEntry) -> str:
+    if entry.name in _TOP:
+        return _TOP[entry.name]
+    parts = entry.name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in _BLOCK:
+        return f"model.layers.{int(parts[1])}.{_BLOCK[parts[2]]}.{parts[3]}"
+    raise ModelError(f"{header.path}: the tensor {entry.name} is of no supported architecture")
+
+
+def _dequantise(raw: npt.NDArray[np.uint8], kind: Kind, shape: tuple[int, ...]) -> torch.Tensor:
+    if kind is Kind.BF16:
+        return torch.from_numpy(raw.copy()).view(torch.bfloat16).reshape(shape)
+    if kind in (Kind.F32, Kind.F16):
+        form: Any = np.dtype("<f4" if kind is Kind.F32 else "<f2")
+        return torch.from_numpy(raw.view(form).reshape(shape).copy())
+    rows = raw.reshape(int(np.prod(shape[:-1], dtype=np.int64)), -1)
+    out = np.empty((len(rows), shape[-1]), np.float32)
+    step = max(1, _PIECE_BYTES // rows.shape[1])
+    for first in range(0, len(rows), step):
+        out[first : first + step] = gguf.quants.dequantize(rows[first : first + step], kind)
+    return torch.from_numpy(out.reshape(shape))
+
+
+def _restore_order(tensor: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
+    """Rows of q and k back from (pair, half) to (half, pair) within each head."""
+    if config.arch != "llama" or ".attn_q." not in name and ".attn_k." not in name:
+        return tensor
+    heads = config.heads if ".attn_q." in name else config.kv_heads
+    pairs = tensor.shape[0] // heads // 2
+    return tensor.reshape(heads, pairs, 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
