@@ -1,0 +1,1 @@
+"""The CPU compute engine: paged attention, products and element-wise kernels in C behind cffi."""

@@ -1,0 +1,63 @@
+"""Builds `attnix.drivers.accel.cpu._cpu`, the C compute engine (cffi, API mode).
+
+Sources are named through `src/attnix/`, because that is all the sdist holds.  The instruction sets are chosen at run
+time: each isa_*.c carries its own target pragma, so one set of compiler flags serves all.
+"""
+
+from __future__ import annotations
+
+import cffi
+
+CSRC = "src/attnix/drivers/accel/cpu/csrc"
+SOURCES = [
+    "forward.c",
+    "engine.c",
+    "weights.c",
+    "pool.c",
+    "ops.c",
+    "isa_portable.c",
+    "isa_avx2.c",
+    "isa_avx512.c",
+    "isa_avx512bf16.c",
+]
+
+ffi = cffi.FFI()
+ffi.cdef(
+    """
+    typedef struct ax_engine ax_engine;
+    typedef struct {
+        int32_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, window, sliding_window;
+        int32_t tied, qkv_bias, qk_norm, dtype, kv_dtype;
+        float norm_eps;
+    } ax_shape;
+
+    int ax_best_isa(void);
+    ax_engine *ax_new(const ax_shape *shape, const float *inv_freq, int threads, int isa);
+    void ax_free(ax_engine *e);
+    int ax_load_matrix(ax_engine *e, int which, int layer, const void *source, int dtype, int rows, int first);
+    int ax_load_vector(ax_engine *e, int which, int layer, const float *source, int n);
+    void ax_attach(ax_engine *e, void *arena, int capacity, int block_tokens, const int32_t *frame,
+                   const int32_t *shift, const int16_t *count, const uint32_t *generation, int slots, int row_entries);
+    int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens, int ntokens,
+                   const int32_t *copies, int ncopies, const int32_t *want, int nwant, float *logits);
+    int ax_error_detail(const ax_engine *e);
+    void ax_phase_ns(ax_engine *e, int64_t *ns);
+
+    int ax_op_linear(int isa, int mr, const float *x, int m, int k, const void *weight, int dtype, int n, float *y);
+    int ax_op_rms_norm(int isa, const float *x, const float *weight, float eps, int m, int n, float *y);
+    int ax_op_silu_mul(int isa, const float *gate, const float *up, int n, float *y);
+    int ax_op_rope(int isa, float *x, const float *cosine, const float *sine, int m, int head_dim);
+    """
+)
+ffi.set_source(
+    "attnix.drivers.accel.cpu._cpu",
+    '#include "api.h"',
+    sources=[f"{CSRC}/{name}" for name in SOURCES],
+    depends=[f"{CSRC}/{name}" for name in ("api.h", "engine.h", "simd.h", "isa_kernels.h", "isa_attention.h")],
+    include_dirs=[CSRC],
+    extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Wextra"],
+    libraries=["m", "pthread"],
+)
+
+if __name__ == "__main__":
+    ffi.compile(tmpdir=".", verbose=True)

@@ -1,0 +1,403 @@
+/* One forward pass: every thread runs pass() from the copies to the logits; phases are separated by barriers.
+ *
+ * A chunk of up to AX_CHUNK rows (tokens of any sequences) goes through all layers, then the next chunk; a row sees
+ * the keys of earlier rows of its own sequence, which an earlier phase of this chunk or an earlier chunk has written.
+ * Per layer, in this order:
+ *
+ *   norm      x -> RMSNorm -> A blocks (bfloat16 pairs where the instruction set multiplies those)
+ *   product   qkv = A . W_qkv (+ bias)
+ *   keys      RMSNorm of q and k heads (Qwen3), rotate k, write k and v into their frames where position >= write_from
+ *   attention over the page table (isa_attention.h), then the merge of splits that were shared out -> A blocks
+ *   product   x += A . W_o
+ *   norm, product  silu(A . W_gate) * (A . W_up) -> A blocks
+ *   product   x += A . W_down
+ *
+ * and once a chunk the final norm and the head, for the wanted rows only.  A product's work is cut by weight panels
+ * (each read once for all its rows) and, when the rows exceed the second-level cache, by groups of row blocks.
+ */
+#define _GNU_SOURCE
+#include "api.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { NS_OTHER, NS_NORM, NS_QKV, NS_KEYS, NS_ATTEND, NS_O, NS_FFN, NS_HEAD };
+enum { GROUP_BYTES = 384 << 10, TASKS_PER_THREAD = 4 };
+
+typedef struct { float *base; long step; float **rows; const float *bias; int how; const ax_rows *gated; int n; } out_t;
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void phase_end(ax_engine *e, int thread, int kind, int64_t *since) {
+    ax_pool_barrier(e->pool, thread);
+    if (thread != 0) return;
+    int64_t now = now_ns();
+    e->ns[kind] += now - *since;
+    *since = now;
+}
+
+/* Cut `rows` rows into register blocks: the size that pads least, the largest of those. */
+static ax_rows lay_rows(const ax_engine *e, void *data, int rows, int k) {
+    int best = e->isa->max_mr;
+    if (rows <= best) best = rows > 0 ? rows : 1;
+    else
+        for (int mr = best - 1; mr >= (e->isa->max_mr + 1) / 2; mr--)
+            if (ax_pad(rows, mr) < ax_pad(rows, best)) best = mr;
+    ax_rows r = {.data = data, .mr = best, .rows = rows, .k = k};
+    r.block_words = (size_t)best * (size_t)(e->paired[e->s.dtype] ? (k + 1) / 2 : ax_pad(k, 2));
+    return r;
+}
+
+static void put_block(const float *c, const out_t *o, const ax_rows *a, int block, int panel) {
+    int column = panel * AX_PANEL, n = o->n - column < AX_PANEL ? o->n - column : AX_PANEL;
+    int from = block * a->mr, to = from + a->mr < a->rows ? from + a->mr : a->rows;
+    for (int row = from; row < to; row++, c += AX_PANEL) {
+        float *y = (o->rows != NULL ? o->rows[row] : o->base + row * o->step) + column;
+        if (o->how == AX_OUT_ADD)
+            for (int i = 0; i < n; i++) y[i] += c[i];
+        else if (o->bias != NULL)
+            for (int i = 0; i < n; i++) y[i] = c[i] + o->bias[column + i];
+        else
+            memcpy(y, c, (size_t)n * 4);
+    }
+}
+
+static void product(ax_engine *e, int thread, const ax_matrix *w, const ax_rows *a, const out_t *o) {
+    _Alignas(AX_ALIGN) float c[AX_MAX_MR * AX_PANEL];
+    ax_product multiply = e->isa->product[w->dtype][a->mr];
+    long k = w->dtype == AX_BF16 ? (w->k + 1) / 2 : w->k, from, to;
+    int blocks = (a->rows + a->mr - 1) / a->mr, per_group = (int)(GROUP_BYTES / (a->block_words * 4));
+    if (per_group < 1) per_group = 1;
+    int groups = (blocks + per_group - 1) / per_group;
+    per_group = (blocks + groups - 1) / groups;
+    while (ax_pool_take(e->pool, thread, (long)groups * w->panels, 1, &from, &to)) {
+        for (long at = from; at < to; at++) {
+            int group = (int)(at / w->panels), panel = (int)(at % w->panels);
+            int last = (group + 1) * per_group < blocks ? (group + 1) * per_group : blocks;
+            for (int block = group * per_group; block < last; block++) {
+                multiply(k, (uint32_t *)a->data + (size_t)block * a->block_words, w->data + (size_t)panel * w->panel_words, c);
+                if (o->how == AX_OUT_SILU) e->isa->silu_block(c, e->s.dtype, o->gated, block, panel * 16);
+                else put_block(c, o, a, block, panel);
+            }
+        }
+    }
+}
+
+static void norm_rows(ax_engine *e, int thread, const float *weight, const ax_rows *to, const int32_t *which) {
+    float *y = e->scratch[thread].row;
+    long from, end;
+    while (ax_pool_take(e->pool, thread, to->rows, 1, &from, &end))
+        for (long r = from; r < end; r++) {
+            const float *x = e->x + (size_t)(which != NULL ? which[r] : r) * (size_t)e->s.hidden;
+            e->isa->rms_norm(x, weight, e->s.norm_eps, e->s.hidden, y);
+            e->isa->store_row(y, e->s.dtype, to, (int)r);
+        }
+}
+
+static int span_entry(const ax_span *span, int position) {
+    int low = 0, high = span->entries - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (span->first[middle] <= position) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+/* q/k norms in place; k rotated to its home position; k and v written to their frame. */
+static void keys_row(ax_engine *e, int layer, int row) {
+    const ax_shape *s = &e->s;
+    const ax_span *span = &e->spans[e->row_span[row]];
+    int position = span->start + e->chunk_row + row - span->row, d = s->head_dim;
+    float *q = e->qkv + (size_t)row * (size_t)e->qkv_columns, *k = q + (size_t)s->heads * (size_t)d, *v = k + (size_t)s->kv_heads * (size_t)d;
+    if (s->qk_norm)
+        for (int h = 0; h < s->heads; h++)
+            e->isa->rms_norm(q + (size_t)h * (size_t)d, e->layer[layer].v[AX_NORM_Q], s->norm_eps, d, q + (size_t)h * (size_t)d);
+    if (position < span->write_from) return;
+    int entry = span_entry(span, position), home = position - span->shift[entry];
+    size_t element = s->kv_dtype == AX_BF16 ? 2 : 4, head_bytes = element * (size_t)e->block_tokens * (size_t)d;
+    uint8_t *to = e->arena + (size_t)span->frame[entry] * e->frame_bytes + (size_t)layer * 2 * e->plane_bytes +
+                  (size_t)(position - span->first[entry]) * element * (size_t)d;
+    float cosine[AX_MAX_HEAD / 2], sine[AX_MAX_HEAD / 2];
+    const float *c = cosine, *sn = sine;
+    if (home >= 0 && home < e->rope_ready) {
+        c = e->cosine + (size_t)home * (size_t)(d / 2);
+        sn = e->sine + (size_t)home * (size_t)(d / 2);
+    } else {
+        for (int i = 0; i < d / 2; i++) {
+            float angle = (float)home * e->inv_freq[i];
+            cosine[i] = (float)cos((double)angle);
+            sine[i] = (float)sin((double)angle);
+        }
+    }
+    for (int h = 0; h < s->kv_heads; h++, k += d, v += d, to += head_bytes) {
+        if (s->qk_norm) e->isa->rms_norm(k, e->layer[layer].v[AX_NORM_K], s->norm_eps, d, k);
+        e->isa->rope(k, c, sn, d);
+        if (s->kv_dtype == AX_BF16) {
+            e->isa->to_bf16(k, (uint16_t *)to, d);
+            e->isa->to_bf16(v, (uint16_t *)(to + e->plane_bytes), d);
+        } else {
+            memcpy(to, k, (size_t)d * 4);
+            memcpy(to + e->plane_bytes, v, (size_t)d * 4);
+        }
+    }
+}
+
+static void attention(ax_engine *e, int thread, int layer, int64_t *since) {
+    long from, to;
+    while (ax_pool_take(e->pool, thread, e->ntasks, 1, &from, &to))
+        for (long i = from; i < to; i++) e->isa->attend(e, layer, &e->tasks[i], &e->scratch[thread]);
+    phase_end(e, thread, NS_ATTEND, since);
+    if (e->nmerges == 0) return;
+    while (ax_pool_take(e->pool, thread, e->nmerges, 1, &from, &to))
+        for (long i = from; i < to; i++) e->isa->merge(e, &e->tasks[e->ntasks + i], &e->scratch[thread]);
+    phase_end(e, thread, NS_ATTEND, since);
+}
+
+static void layers(ax_engine *e, int thread, int64_t *since) {
+    const ax_shape *s = &e->s;
+    long from, to;
+    for (int l = 0; l < s->layers; l++) {
+        const ax_layer *layer = &e->layer[l];
+        norm_rows(e, thread, layer->v[AX_NORM_ATTN], &e->normed, NULL);
+        phase_end(e, thread, NS_NORM, since);
+        product(e, thread, &layer->m[AX_QKV], &e->normed,
+                &(out_t){.base = e->qkv, .step = e->qkv_columns, .bias = layer->v[AX_BIAS_QKV], .how = AX_OUT_STORE, .n = e->qkv_columns});
+        phase_end(e, thread, NS_QKV, since);
+        while (ax_pool_take(e->pool, thread, e->chunk_rows, 1, &from, &to))
+            for (long r = from; r < to; r++) keys_row(e, l, (int)r);
+        phase_end(e, thread, NS_KEYS, since);
+        attention(e, thread, l, since);
+        product(e, thread, &layer->m[AX_O], &e->attended, &(out_t){.base = e->x, .step = s->hidden, .how = AX_OUT_ADD, .n = s->hidden});
+        phase_end(e, thread, NS_O, since);
+        norm_rows(e, thread, layer->v[AX_NORM_FFN], &e->normed, NULL);
+        phase_end(e, thread, NS_NORM, since);
+        product(e, thread, &layer->m[AX_GATE_UP], &e->normed, &(out_t){.how = AX_OUT_SILU, .gated = &e->gated});
+        phase_end(e, thread, NS_FFN, since);
+        product(e, thread, &layer->m[AX_DOWN], &e->gated, &(out_t){.base = e->x, .step = s->hidden, .how = AX_OUT_ADD, .n = s->hidden});
+        phase_end(e, thread, NS_FFN, since);
+    }
+}
+
+/* Cut the attention of a chunk into tasks, long ones first.  With fewer tasks than threads can share, a decode row's
+ * splits become tasks of their own; their states are merged by tasks that follow the first `ntasks`. */
+static void plan_attention(ax_engine *e) {
+    int per_tile = AX_Q_ROWS / e->group > 0 ? AX_Q_ROWS / e->group : 1, n = 0;
+    int begin = e->chunk_row, end = begin + e->chunk_rows, partial = 0;
+    for (int i = e->first_span; i < e->last_span; i++) {
+        const ax_span *span = &e->spans[i];
+        int a = span->row < begin ? begin - span->row : 0, b = span->row + span->ntokens > end ? end - span->row : span->ntokens;
+        for (int t = b; t > a;) {
+            int tokens = (t - a) % per_tile == 0 ? per_tile : (t - a) % per_tile;
+            t -= tokens;
+            for (int h = 0; h < e->s.kv_heads; h++)
+                e->tasks[n++] = (ax_task){i, h, t, tokens, 0, (span->start + t + tokens - 1) / AX_SPLIT + 1, -1};
+        }
+    }
+    e->ntasks = n;
+    e->nmerges = 0;
+    if (n >= TASKS_PER_THREAD * e->threads || e->threads == 1) return;
+    size_t pieces = 0;
+    for (int i = 0; i < n; i++) pieces += e->tasks[i].tokens == 1 ? (size_t)e->tasks[i].split_hi : 0;
+    if (pieces > e->partials_room || pieces + 2 * (size_t)n > e->tasks_room) return;
+    ax_task whole[TASKS_PER_THREAD * 1024];
+    if (n > (int)(sizeof whole / sizeof *whole)) return;
+    memcpy(whole, e->tasks, (size_t)n * sizeof *whole);
+    int out = 0;
+    for (int i = 0; i < n; i++) {
+        ax_task *t = &whole[i];
+        if (t->tokens != 1 || t->split_hi < 2) {
+            e->tasks[out++] = *t;
+            continue;
+        }
+        t->partial = partial;
+        partial += t->split_hi;
+        for (int split = 0; split < t->split_hi; split++)
+            e->tasks[out++] = (ax_task){t->span, t->kv_head, t->token, 1, split, split + 1, t->partial + split};
+    }
+    e->ntasks = out;
+    for (int i = 0; i < n; i++)
+        if (whole[i].partial >= 0) e->tasks[out + e->nmerges++] = whole[i];
+}
+
+static void plan_chunk(ax_engine *e, int row, int total) {
+    e->chunk_row = row;
+    e->chunk_rows = total - row < AX_CHUNK ? total - row : AX_CHUNK;
+    int end = row + e->chunk_rows, i = row == 0 ? 0 : e->last_span - 1;
+    while (e->spans[i].row + e->spans[i].ntokens <= row) i++;
+    e->first_span = i;
+    for (; i < e->nseqs && e->spans[i].row < end; i++) {
+        int a = e->spans[i].row < row ? row : e->spans[i].row, b = e->spans[i].row + e->spans[i].ntokens;
+        for (int r = a; r < b && r < end; r++) e->row_span[r - row] = i;
+    }
+    e->last_span = i;
+    e->normed = lay_rows(e, e->norm_buffer, e->chunk_rows, e->s.hidden);
+    e->attended = lay_rows(e, e->attn_buffer, e->chunk_rows, e->s.heads * e->s.head_dim);
+    e->gated = lay_rows(e, e->ffn_buffer, e->chunk_rows, e->s.intermediate);
+    plan_attention(e);
+}
+
+typedef struct { ax_engine *e; int total, nwant; const int32_t *want; float *logits; int32_t *chunk_want; } pass_t;
+
+static void head(ax_engine *e, int thread, pass_t *p, int64_t *since) {
+    /* The wanted rows of this chunk, at most AX_CHUNK at a time (a row may be wanted more than once). */
+    for (int done = 0; done < p->nwant;) {
+        if (thread == 0) {
+            e->nwanted = 0;
+            int i = done;
+            for (; i < p->nwant && e->nwanted < AX_CHUNK; i++) {
+                int r = p->want[i] - e->chunk_row;
+                if (r < 0 || r >= e->chunk_rows) continue;
+                e->want_row[e->nwanted] = r;
+                e->want_out[e->nwanted++] = p->logits + (size_t)i * (size_t)e->s.vocab;
+            }
+            e->wanted = lay_rows(e, e->head_buffer, e->nwanted, e->s.hidden);
+            p->chunk_want[0] = i;
+        }
+        phase_end(e, thread, NS_OTHER, since);
+        done = p->chunk_want[0];
+        if (e->nwanted == 0) {
+            ax_pool_barrier(e->pool, thread); /* thread 0 must not plan again while others read */
+            continue;
+        }
+        norm_rows(e, thread, e->norm_out, &e->wanted, e->want_row);
+        phase_end(e, thread, NS_NORM, since);
+        product(e, thread, &e->head, &e->wanted, &(out_t){.rows = e->want_out, .how = AX_OUT_STORE, .n = e->s.vocab});
+        phase_end(e, thread, NS_HEAD, since);
+    }
+}
+
+static void pass(void *arg, int thread) {
+    pass_t *p = arg;
+    ax_engine *e = p->e;
+    int64_t since = now_ns();
+    long from, to;
+    for (int i = 0; i < e->ncopies; i++) { /* in order, each cut among the threads */
+        const uint8_t *source = e->arena + (size_t)e->copies[2 * i] * e->frame_bytes;
+        uint8_t *target = e->arena + (size_t)e->copies[2 * i + 1] * e->frame_bytes;
+        size_t piece = e->plane_bytes * 2;
+        while (ax_pool_take(e->pool, thread, e->s.layers, 1, &from, &to))
+            memmove(target + (size_t)from * piece, source + (size_t)from * piece, (size_t)(to - from) * piece);
+        phase_end(e, thread, NS_OTHER, &since);
+    }
+    for (int row = 0; row < p->total; row += AX_CHUNK) {
+        if (thread == 0) plan_chunk(e, row, p->total);
+        phase_end(e, thread, NS_OTHER, &since);
+        const ax_matrix *embed = e->s.tied ? &e->head : &e->embed;
+        while (ax_pool_take(e->pool, thread, e->chunk_rows, 1, &from, &to))
+            for (long r = from; r < to; r++) ax_matrix_row(embed, e->tokens[row + r], e->x + (size_t)r * (size_t)e->s.hidden);
+        phase_end(e, thread, NS_OTHER, &since);
+        layers(e, thread, &since);
+        head(e, thread, p, &since);
+    }
+}
+
+static int fail(ax_engine *e, int code, int detail) {
+    e->detail = detail;
+    return code;
+}
+
+static int reserve(void *field, size_t *room, size_t want, size_t size) {
+    if (want <= *room) return AX_OK;
+    void *held; /* through memcpy: the field is a pointer of another type */
+    memcpy(&held, field, sizeof held);
+    held = realloc(held, (want + want / 2) * size);
+    if (held == NULL) return AX_ENOMEM;
+    memcpy(field, &held, sizeof held);
+    *room = want + want / 2;
+    return AX_OK;
+}
+
+/* Check everything about the sequences; lay out their spans.  Nothing the model can see has changed when this fails. */
+static int decode_spans(ax_engine *e, int ntokens, int *newest) {
+    size_t entries = 0, tasks = 0;
+    int row = 0;
+    for (int i = 0; i < e->nseqs; i++) {
+        const ax_seq *q = &e->seqs[i];
+        if (q->slot < 0 || q->slot >= e->slots) return fail(e, AX_ESLOT, i);
+        if (q->generation != e->generation[q->slot]) return fail(e, AX_ESTALE, i);
+        if (q->entries < 1 || q->entries > e->row_entries) return fail(e, AX_EENTRIES, i);
+        if (q->start < 0 || q->ntokens < 1 || q->ntokens > e->s.window - q->start) return fail(e, AX_EPOSITION, i);
+        if (q->token_offset != row || q->ntokens > ntokens - row) return fail(e, AX_ETOKEN, i);
+        row += q->ntokens;
+        entries += (size_t)q->entries + 1;
+        int per_tile = AX_Q_ROWS / e->group > 0 ? AX_Q_ROWS / e->group : 1;
+        tasks += ((size_t)q->ntokens / (size_t)per_tile + 2 + (size_t)(q->start + q->ntokens) / AX_SPLIT + 3) * (size_t)e->s.kv_heads;
+    }
+    if (row != ntokens) return fail(e, AX_ETOKEN, e->nseqs);
+    for (int i = 0; i < ntokens; i++)
+        if (e->tokens[i] < 0 || e->tokens[i] >= e->s.vocab) return fail(e, AX_ETOKEN, i);
+    e->partial_floats = (size_t)e->group * (size_t)(ax_pad(e->s.head_dim, AX_PANEL) + 2);
+    size_t pieces = (size_t)TASKS_PER_THREAD * (size_t)e->threads * ((size_t)e->s.window / AX_SPLIT + 1);
+    if (pieces > e->partials_room) {
+        free(e->partials);
+        e->partials_room = 0;
+        if ((e->partials = malloc(pieces * e->partial_floats * 4)) == NULL) return fail(e, AX_ENOMEM, 0);
+        e->partials_room = pieces;
+    }
+    if (reserve(&e->spans, &e->spans_room, (size_t)e->nseqs, sizeof *e->spans) ||
+        reserve(&e->firsts, &e->firsts_room, entries, sizeof *e->firsts) ||
+        reserve(&e->tasks, &e->tasks_room, tasks, sizeof *e->tasks))
+        return fail(e, AX_ENOMEM, 0);
+    int32_t *first = e->firsts;
+    row = 0;
+    *newest = 0;
+    for (int i = 0; i < e->nseqs; i++) {
+        const ax_seq *q = &e->seqs[i];
+        size_t at = (size_t)q->slot * (size_t)e->row_entries;
+        ax_span *span = &e->spans[i];
+        *span = (ax_span){e->frame + at, e->shift + at, e->count + at, first, q->entries, q->start, q->ntokens, q->write_from, row};
+        int need = q->start + q->ntokens;
+        int64_t position = 0;
+        for (int j = 0; j < q->entries; j++) {
+            if (span->count[j] < 0 || span->count[j] > e->block_tokens) return fail(e, AX_ECOUNT, i);
+            if (position < need && (span->frame[j] < 0 || span->frame[j] >= e->capacity)) return fail(e, AX_EFRAME, i);
+            *first++ = (int32_t)position;
+            position += span->count[j];
+        }
+        *first++ = (int32_t)position;
+        if (position < need) return fail(e, AX_ECOUNT, i);
+        row += q->ntokens;
+        if (need > *newest) *newest = need;
+    }
+    return AX_OK;
+}
+
+static void extend_rope(ax_engine *e, int positions) {
+    int half = e->s.head_dim / 2;
+    for (; e->rope_ready < positions; e->rope_ready++)
+        for (int i = 0; i < half; i++) {
+            /* the product in float32, as the models were trained and as the reference computes it */
+            float angle = (float)e->rope_ready * e->inv_freq[i];
+            e->cosine[(size_t)e->rope_ready * (size_t)half + (size_t)i] = (float)cos((double)angle);
+            e->sine[(size_t)e->rope_ready * (size_t)half + (size_t)i] = (float)sin((double)angle);
+        }
+}
+
+/* Run one pass (see kernel/batch.py for the records).  logits: [nwant, vocab].  Any result but AX_OK: nothing was done. */
+int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens, int ntokens, const int32_t *copies,
+               int ncopies, const int32_t *want, int nwant, float *logits) {
+    if (e->arena == NULL || e->head.filled < e->s.vocab) return fail(e, AX_ENOTREADY, 0);
+    e->seqs = seqs;
+    e->nseqs = nseqs;
+    e->tokens = tokens;
+    e->copies = copies;
+    e->ncopies = ncopies;
+    int newest = 0, bad = decode_spans(e, ntokens, &newest);
+    if (bad) return bad;
+    for (int i = 0; i < 2 * ncopies; i++)
+        if (copies[i] < 0 || copies[i] >= e->capacity) return fail(e, AX_ECOPY, i / 2);
+    for (int i = 0; i < nwant; i++)
+        if (want[i] < 0 || want[i] >= ntokens) return fail(e, AX_EWANT, i);
+    extend_rope(e, newest);
+    int32_t chunk_want = 0;
+    pass_t p = {e, ntokens, nwant, want, logits, &chunk_want};
+    ax_pool_run(e->pool, pass, &p);
+    return AX_OK;
+}
