@@ -24,7 +24,8 @@ from .protocol import LAST, MORE, PACKET_BYTES
 
 MAX_CHANNEL_MESSAGE_BYTES: Final = 64 << 20  # token histories of a full batch are the largest thing sent
 SEND_BUFFER_BYTES: Final = 4 << 20  # asked of the kernel; it may give less, which only means more waits for room
-FAULTS_VARIABLE: Final = "ATTNIX_DRIVER_FAULTS"
+FAULTS_VARIABLE: Final = "ATTNIX_DRIVER_FAULTS"  # in a driver's environment: see drivers/faulty.py
+EPOCH_VARIABLE: Final = "ATTNIX_DRIVER_EPOCH"  # set by the supervisor: 1 for the first life of a driver
 _PACKETS_PER_CALL: Final = 256  # recv_ready returns to the loop after so many
 
 
