@@ -44,7 +44,8 @@ _KEY_STEPS: Final = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))  # golden rat
 
 _BLOCK: Final = 256  # width of the coarse level of the inverse
 _ROWS: Final = 8  # rows handled together: a few MB, so that they stay in the cache
-_NUCLEUS: Final = 1024  # most nuclei are smaller than this; larger ones take a whole sort
+_NUCLEUS: Final = 512  # most nuclei are smaller than this; larger ones take a sort of the whole row
+_GROUPS: Final = 4  # groups per wanted value in `_upper`: more groups, fewer values left
 
 
 class BadLogits(Exception):
@@ -200,28 +201,50 @@ def _weights(logits: F32, seqs: Seqs) -> F32:
     with np.errstate(over="ignore"):  # a tiny temperature: far tokens go to exp(-inf) = 0
         weights = np.exp((logits - logits.max(axis=1, keepdims=True)) / seqs["temperature"][:, None])
     for row, seq in zip(weights, seqs, strict=True):
-        top_k, top_p, min_p = int(seq["top_k"]), float(seq["top_p"]), float(seq["min_p"])
-        if 0 < top_k < len(row):
-            row[row < _kth_largest(row, top_k)] = 0
-        if top_p < 1:
-            row[row < _nucleus_floor(row, top_p)] = 0
-        if min_p > 0:
-            row[row < min_p] = 0
+        floor = _floor(row, int(seq["top_k"]), float(seq["top_p"]), float(seq["min_p"]))
+        if floor > 0:
+            row[row < floor] = 0
     return weights
 
 
+def _floor(row: F32, top_k: int, top_p: float, min_p: float) -> float:
+    """The weight that a token must have to stay."""
+    floor = min_p
+    left = row
+    if 0 < top_k < len(row):
+        kth = _kth_largest(row, top_k)
+        floor = max(floor, float(kth))
+        left = row[row >= kth]
+    if top_p < 1:
+        floor = max(floor, float(_nucleus_floor(left, top_p)))
+    return floor
+
+
+def _upper(row: F32, k: int) -> F32:
+    """Values of the row that include its k largest, usually few more; requires 1 <= k <= len(row).
+
+    Cut the row into at least k groups: at least k values are as large as the k-th largest of the groups' maxima, so
+    whatever is below that is not among the k largest.  Much less work than selecting in the whole row.
+    """
+    width = len(row) // (_GROUPS * k)
+    if width < 2:
+        return row
+    groups = len(row) // width
+    maxima = row[: groups * width].reshape(width, groups).max(axis=0)
+    return row[row >= np.partition(maxima, groups - k)[groups - k]]
+
+
 def _kth_largest(row: F32, k: int) -> np.float32:
-    return np.float32(np.partition(row, len(row) - k)[len(row) - k])
+    upper = _upper(row, k)
+    return np.float32(np.partition(upper, len(upper) - k)[len(upper) - k])
 
 
 def _nucleus_floor(row: F32, p: float) -> np.float32:
     """The weight of the last token of the smallest set of likeliest tokens that holds p of the mass."""
     wanted = p * row.sum(dtype=np.float64)
-    largest = row
-    if len(row) > _NUCLEUS:
-        candidates = np.partition(row, len(row) - _NUCLEUS)[-_NUCLEUS:]
-        if candidates.sum(dtype=np.float64) >= wanted:
-            largest = candidates
+    largest = _upper(row, min(_NUCLEUS, len(row)))
+    if len(largest) < len(row) and largest.sum(dtype=np.float64) < wanted:
+        largest = row
     descending = np.sort(largest)[::-1]
     within = np.cumsum(descending, dtype=np.float64)
     return np.float32(descending[min(int(np.searchsorted(within, wanted)), len(descending) - 1)])
