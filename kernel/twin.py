@@ -270,6 +270,11 @@ class TwinCore:
         self._extend_keys(slot)
         return len(slot.log)
 
+    def token_range(self, tokens: bytes) -> tuple[int, int]:
+        """Least and greatest of the int32 ids; (0, 0) when there are none."""
+        ids = array("i", tokens)
+        return (min(ids), max(ids)) if ids else (0, 0)
+
     def read_log(self, s: int, start: int, end: int) -> bytes:
         return self._slots[s].log[start:end].tobytes()
 
@@ -347,7 +352,7 @@ class TwinCore:
         if keeps_tail and needed > tail and len(slot.log) > slot.computed and not self._writable(slot):
             fresh += 1
         available = len(pool.free) + pool.reclaimable - held
-        if fresh + reserve_frames > available:
+        if fresh and fresh + reserve_frames > available:
             return Admit(NOROOM, fresh + reserve_frames - available, 0, 0)
         mapped = len(hits)
         if hits:
@@ -912,6 +917,9 @@ class TwinCore:
 
     def reclaimable_frames(self, device: int) -> int:
         return self._pools[device].reclaimable
+
+    def mapped_or_cached_frames(self, device: int) -> int:
+        return len(self._pools[device].frames) - len(self._pools[device].free)
 
     def wired_frames(self, device: int) -> int:
         """Frames that may not move now: named by a slot in flight, or source of a pending copy."""

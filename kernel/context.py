@@ -1,0 +1,84 @@
+"""Contexts and the work they wait for.
+
+A context is an address space: a token log plus the page table that maps it.  Both live in the core, in the slot this
+object names.  What stays here is what a scheduler looks at once per decision, never once per token.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from .calls import GenerateArgs, Usage
+from .events import Syscall
+from .ids import Cid, Slot
+
+if TYPE_CHECKING:
+    from .process import Process
+
+
+class JobKind(Enum):
+    PREFILL = "prefill"  # compute what was appended; nobody waits for it
+    GENERATE = "generate"
+    FORWARD = "forward"
+    SCORE = "score"
+
+
+class Job:
+    """What a context is being run for.  One at a time."""
+
+    __slots__ = (
+        "args", "begun", "conn", "ending", "kind", "logprobs", "marks", "order", "request", "scored", "scores", "start",
+        "top_k", "tries",
+    )  # fmt: skip
+
+    def __init__(self, kind: JobKind, order: int, conn: int = 0, request: int = 0) -> None:
+        self.kind = kind
+        self.order = order  # arrival: the smaller, the older; a preempted job keeps it
+        self.conn = conn
+        self.request = request
+        self.args = GenerateArgs(0)
+        self.start = 0  # log length when it began
+        self.begun = False  # it has sampled: it ends in a reason from now on, never in an errno
+        self.ending = ""  # reason to end with as soon as no pass is in flight
+        self.logprobs: list[tuple[float, bytes, bytes]] = []
+        self.top_k = 0  # FORWARD
+        self.scored = 0  # SCORE: positions below this have their log-probability
+        self.scores: list[bytes] = []
+        self.tries = 0  # passes in a row that failed with this job alone in them
+
+
+class Context:
+    __slots__ = (
+        "admitted", "cid", "device", "dying", "handle", "job", "keep", "last_ns", "last_request", "last_start", "mark", "parent", "parked",
+        "preemptions", "process", "slot",
+    )  # fmt: skip
+
+    def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid, now_ns: int) -> None:
+        self.cid = cid
+        self.slot = slot
+        self.device = device
+        self.process = process
+        self.parent = parent
+        self.handle = 0  # 0: not reachable by handle (the scratch context of a score)
+        self.job: Job | None = None
+        self.admitted = True  # the whole log has frames
+        self.dying = False  # released while a pass was in flight
+        self.keep = -1  # truncate to this many tokens when no pass is in flight; -1 = no
+        self.parked: list[Syscall] = []  # calls that wait for the pass in flight
+        self.preemptions = 0
+        self.last_ns = now_ns
+        self.last_request = (0, 0)  # (conn, request) of the generation that ended last, as long as nothing came after it
+        self.last_start = 0  # log length when that generation began
+        self.mark = Usage()  # usage when the last generation ended
+
+    def state(self) -> str:
+        """idle | waiting | prefill | running | stopped"""
+        job = self.job
+        if job is None:
+            return "idle"
+        if self.process.stopped:
+            return "stopped"
+        if not self.admitted:
+            return "waiting"
+        return "running" if job.begun else "prefill"

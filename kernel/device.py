@@ -1,0 +1,40 @@
+"""What the kernel knows of one compute device."""
+
+from __future__ import annotations
+
+from .batch import SEQ_BYTES, unpack_seqs, Seq
+from .config import DeviceConfig
+from .events import Exec
+
+RESTART_AFTER_FAILURES = 3  # passes in a row that fail before the driver is restarted
+
+
+class Device:
+    """up and epoch follow the driver; `flight` is the pass that runs there now."""
+
+    __slots__ = (
+        "capacity", "driver_pid", "epoch", "failures", "flight", "index", "isolate", "name", "restarts", "samples",
+        "seq", "tier", "up",
+    )  # fmt: skip
+
+    def __init__(self, index: int, config: DeviceConfig) -> None:
+        self.index = index
+        self.name = config.name
+        self.tier = config.tier
+        self.capacity = config.capacity_frames
+        self.up = False
+        self.epoch = 0
+        self.driver_pid = 0
+        self.restarts = 0
+        self.seq = 0  # of the last pass sent
+        self.flight: Exec | None = None
+        self.samples = 0  # tokens the pass in flight will sample
+        self.failures = 0  # passes in a row that failed
+        self.isolate = 0  # passes still to be run with one sequence each, to find which one fails
+
+    def flight_seqs(self) -> list[Seq]:
+        return unpack_seqs(self.flight.seqs) if self.flight else []
+
+    @property
+    def flight_length(self) -> int:
+        return len(self.flight.seqs) // SEQ_BYTES if self.flight else 0

@@ -1,0 +1,144 @@
+"""fsck: every invariant of DESIGN.md §3 that this version has something to check for.
+
+Run after every step in tests, and by system call in production.  It reads tables and recounts everything from the
+page tables up; it shares no counter with what it checks.  A problem names its invariant.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from .twin import FREE, VALID
+
+if TYPE_CHECKING:
+    from .coreapi import CoreApi
+    from .machine import Machine
+
+
+def fsck(m: Machine) -> list[str]:
+    problems = fsck_core(m.core, [d.capacity for d in m.devices], m.config.block_tokens)
+    problems += _contexts(m)
+    return problems
+
+
+def fsck_core(core: CoreApi, capacities: list[int], block_tokens: int) -> list[str]:
+    """I1-I6 and leaf-before-parent, over the tables of the core."""
+    problems: list[str] = []
+    parents, domains, depths, _, indexed, keys, copies_raw = core.block_table()
+    parent, depth, copies = array("i", parents), array("i", depths), array("i", copies_raw)
+    devices = len(capacities)
+    named: list[Counter[int]] = [Counter() for _ in capacities]
+    wired: list[Counter[int]] = [Counter() for _ in capacities]
+    flying = 0
+    for s in core.slots_used():
+        d = core.slot_device(s)
+        frames, _, counts_raw, _, _, _ = core.pagemap(s)
+        counts = array("h", counts_raw)
+        row = core.slot_row(s)
+        named[d].update(array("i", frames))
+        if core.pending_copy(s) >= 0:
+            wired[d][core.pending_copy(s)] += 1
+        covered = sum(counts)
+        if row.computed > covered and row.computed > 0:
+            problems.append(f"I7: slot {s} has {row.computed} tokens computed but only {covered} mapped")
+        if covered > row.tokens or row.computed > row.tokens:
+            problems.append(f"I7: slot {s} maps {covered} tokens, computed {row.computed}, of a log of {row.tokens}")
+        if any(count != block_tokens for count in counts[:-1]):
+            problems.append(f"slot {s}: an entry that is not the last holds less than a block")
+        flying += core.in_flight(s)
+    if flying > sum(core.flight_length(d) for d in range(devices)):
+        problems.append("I4: a slot is in flight without a pass")
+    owners: Counter[int] = Counter()
+    for d, capacity in enumerate(capacities):
+        problems += _frames(core, d, capacity, devices, parent, indexed, copies, named[d], wired[d], owners)
+    for b in range(len(parent)):
+        has = sum(1 for d in range(devices) if copies[b * devices + d] >= 0)
+        if has != owners[b]:
+            problems.append(f"I2: block {b} names {has} copies, {owners[b]} frames name it")
+        if indexed[b]:
+            if core.find_key(keys[16 * b : 16 * b + 16]) != b:
+                problems.append(f"I6: block {b} is indexed but its key does not find it")
+            if parent[b] >= 0 and (not indexed[parent[b]] or depth[parent[b]] + block_tokens != depth[b]):
+                problems.append(f"I6: block {b} has parent {parent[b]}, which is not the block before it")
+            if len(core.block_tokens_of(b)) != 4 * block_tokens:
+                problems.append(f"I6: block {b} is indexed without its tokens")
+    _ = domains
+    return problems
+
+
+def _frames(
+    core: CoreApi, d: int, capacity: int, devices: int, parent: array[int], indexed: bytes, copies: array[int],
+    named: Counter[int], wired: Counter[int], owners: Counter[int],
+) -> list[str]:  # fmt: skip
+    problems: list[str] = []
+    state, refs_raw, wired_raw, block_raw, stamp_raw, children_raw = core.frame_table(d)
+    refs, wired_now, block = array("i", refs_raw), array("i", wired_raw), array("i", block_raw)
+    stamp, children = array("Q", stamp_raw), array("i", children_raw)
+    free = reclaimable = 0
+    child_count: Counter[int] = Counter()
+    for b in range(len(parent)):
+        if indexed[b] and parent[b] >= 0 and copies[b * devices + d] >= 0:
+            child_count[parent[b]] += 1
+    for f in range(capacity):
+        if state[f] == FREE:
+            free += 1
+            if refs[f] or wired_now[f] or block[f] >= 0 or stamp[f] or named[f]:
+                problems.append(f"I1: free frame {f} of device {d} is in use (refs {refs[f]}, block {block[f]})")
+            continue
+        b = block[f]
+        if b < 0 or copies[b * devices + d] != f:
+            problems.append(f"I2: frame {f} of device {d} says block {b}, which does not name it")
+            continue
+        owners[b] += 1
+        if refs[f] != named[f]:
+            problems.append(f"I3: frame {f} of device {d} counts {refs[f]} references, page tables hold {named[f]}")
+        if wired_now[f] != wired[f]:
+            problems.append(f"I4: frame {f} of device {d} counts {wired_now[f]} wirings, {wired[f]} are needed")
+        if stamp[f]:
+            reclaimable += 1
+            if refs[f] or state[f] != VALID or not indexed[b] or wired_now[f]:
+                problems.append(f"I1: frame {f} of device {d} is reclaimable but mapped, wired or not cache")
+        elif refs[f] == 0 and wired_now[f] == 0:
+            problems.append(f"I1: frame {f} of device {d} is neither mapped, free nor reclaimable: leaked")
+        if children[f] != child_count[b] or (stamp[f] == 0 and refs[f] == 0 and children[f]):
+            problems.append(f"frame {f} of device {d} counts {children[f]} children, {child_count[b]} are there")
+        if indexed[b] and parent[b] >= 0 and copies[parent[b] * devices + d] < 0:
+            problems.append(f"block {b} outlived its parent {parent[b]} on device {d}")
+    if free != core.free_frames(d):
+        problems.append(f"I1: device {d} has {free} free frames, the free list {core.free_frames(d)}")
+    if reclaimable != core.reclaimable_frames(d):
+        problems.append(f"I1: device {d} has {reclaimable} reclaimable frames, the count says {core.reclaimable_frames(d)}")
+    return problems
+
+
+def _contexts(m: Machine) -> list[str]:
+    problems: list[str] = []
+    used = set(m.core.slots_used())
+    held = {c.slot for c in m.contexts.values()}
+    if used != held:
+        problems.append(f"slots {sorted(used ^ held)} and contexts do not match")
+    for context in m.contexts.values():
+        if context.process.contexts.get(context.cid) is not context:
+            problems.append(f"context {context.cid} is not in process {context.process.pid}")
+        connection = m.connections.get(context.process.conn)
+        job = context.job
+        if context.dying and not m.core.in_flight(context.slot):
+            problems.append(f"context {context.cid} should be gone")
+        if job is None or connection is None:
+            continue
+        if job.request and connection.requests.get(job.request) is not context:
+            problems.append(f"I9: request {job.request} of context {context.cid} would get no reply")
+        scheduler = m.schedulers[context.device]
+        queued = context in scheduler.queue
+        decoding = scheduler.decoding.get(context.slot) is context
+        if queued and decoding:
+            problems.append(f"context {context.cid} is queued and decoding")
+        if not queued and not decoding and not m.held(context) and not job.ending:
+            problems.append(f"context {context.cid} has a job that nobody will run")
+    for scheduler in m.schedulers:
+        device = scheduler.device
+        if set(scheduler.decoding) != set(m.core.run_slots(device)):
+            problems.append(f"decode set of device {device} differs between scheduler and core")
+    return problems

@@ -1,0 +1,68 @@
+"""What the inspector sees: rows made from kernel state, changing nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .calls import ContextRow, ProcessRow, TierRow, UnameResult
+from .params import ABI_VERSION
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .device import Device
+    from .machine import Machine
+    from .process import Process
+
+
+def context_row(m: Machine, context: Context) -> ContextRow:
+    row = m.core.slot_row(context.slot)
+    token_bytes = m.config.kv.token_bytes
+    frame_bytes = m.config.kv.frame_bytes(m.config.block_tokens)
+    return ContextRow(
+        context.cid, context.process.pid, context.state(), m.devices[context.device].name, row.tokens, row.computed,
+        row.entries, row.shared, row.computed * token_bytes, row.share_millionths * frame_bytes // 1_000_000,
+        m.usage(context), context.parent,
+    )  # fmt: skip
+
+
+def process_row(m: Machine, process: Process) -> ProcessRow:
+    rows = tuple(context_row(m, c) for c in process.contexts.values())
+    return ProcessRow(
+        process.pid, process.parent, process.uid, process.name, process.state.value, process.nice, rows,
+        sum(r.kv_bytes for r in rows), sum(r.proportional_bytes for r in rows), sum(r.tokens for r in rows),
+        m.now_ns - process.born_ns, m.usage_of(process),
+    )  # fmt: skip
+
+
+def tier_row(m: Machine, device: Device) -> TierRow:
+    free = m.core.free_frames(device.index)
+    reclaimable = m.core.reclaimable_frames(device.index)
+    return TierRow(
+        device.name, device.tier, "up" if device.up else "down", device.epoch, device.capacity, free, reclaimable,
+        device.capacity - free - reclaimable, m.core.wired_frames(device.index),
+        m.config.kv.frame_bytes(m.config.block_tokens), device.driver_pid, device.restarts,
+    )  # fmt: skip
+
+
+def uname(m: Machine) -> UnameResult:
+    c = m.config
+    stops = b"".join(t.to_bytes(4, "little") for t in c.stop_tokens)
+    return UnameResult(
+        "attnix", c.version, ABI_VERSION, c.model, c.fingerprint, c.architecture, c.vocab_tokens, c.window_tokens,
+        c.block_tokens, c.kv.frame_bytes(c.block_tokens), c.kv.token_bytes, c.kv_dtype, c.numerics, c.tokenizer, stops,
+        tuple(d.name for d in m.devices), c.daemon_pid,
+    )  # fmt: skip
+
+
+def vmstat(m: Machine) -> dict[str, int]:
+    """Everything the kernel counts, since boot."""
+    counts = dict(m.counters)
+    counts.update(m.core.counters()._asdict())
+    for device in m.devices:
+        counts[f"{device.name}_free_frames"] = m.core.free_frames(device.index)
+        counts[f"{device.name}_reclaimable_frames"] = m.core.reclaimable_frames(device.index)
+        counts[f"{device.name}_restarts"] = device.restarts
+    counts["contexts"] = len(m.contexts)
+    counts["processes"] = len(m.processes)
+    counts["connections"] = len(m.connections)
+    return dict(sorted(counts.items()))

@@ -1,0 +1,298 @@
+"""The state of the whole kernel, and the few operations that end something: every path to an end goes through here.
+
+    finish   a job ends in a result or a reason: its reply is sent, its context is idle again
+    fail     a job ends in an errno
+    release  a context goes: by call, exit, kill or disconnect, at once or when its pass is back
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .calls import ForwardResult, GenerateResult, ScoreResult, Usage, WaitResult
+from .config import KernelConfig, encode_identity
+from .context import Context, Job, JobKind
+from .device import Device
+from .errors import Detail, E, Errno
+from .events import Effect, Reply, SetTimer
+from .ids import Cid, Conn, Pid, Slot
+from .log import Dmesg
+from .process import Connection, Process
+from .sched import Scheduler
+from .sysctl import POLICIES, Sysctl
+
+if TYPE_CHECKING:
+    from .coreapi import CoreApi
+
+SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
+
+
+class Waiter:
+    """A `wait` that has not been answered."""
+
+    __slots__ = ("conn", "deadline_timer", "parent", "pid", "request")
+
+    def __init__(self, conn: Conn, request: int, parent: Pid, pid: Pid, deadline_timer: int) -> None:
+        self.conn = conn
+        self.request = request
+        self.parent = parent
+        self.pid = pid  # 0: any child of parent
+        self.deadline_timer = deadline_timer  # 0: none
+
+
+class Machine:
+    def __init__(self, config: KernelConfig, core: CoreApi) -> None:
+        self.config = config
+        self.core = core
+        self.now_ns = 0
+        self.devices = [Device(i, d) for i, d in enumerate(config.devices)]
+        self.sysctl = Sysctl()
+        for name, value in config.sysctl.items():
+            self.sysctl.set(name, value)
+        self.policy = POLICIES[self.sysctl.policy]()
+        self.contexts: dict[Cid, Context] = {}
+        self.by_slot: dict[int, Context] = {}
+        self.processes: dict[Pid, Process] = {}
+        self.connections: dict[Conn, Connection] = {}
+        self.waiters: list[Waiter] = []
+        self.dmesg = Dmesg()
+        self.counters: Counter[str] = Counter()
+        self.schedulers = [Scheduler(self, d.index) for d in self.devices]
+        self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
+        self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
+        self._effects: list[Effect] = []
+        self._domains: dict[str, tuple[int, bytes]] = {}
+        self._next_pid = self._next_cid = self._next_order = self._next_timer = 0
+
+    # -- small things ---------------------------------------------------------------------------------------------
+
+    def begin_step(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self._effects = []
+
+    def take_effects(self) -> list[Effect]:
+        return self._effects
+
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.counters[name] += by
+
+    def log(self, level: str, text: str) -> None:
+        self.dmesg.add(self.now_ns, level, text)
+
+    def next_order(self) -> int:
+        self._next_order += 1
+        return self._next_order
+
+    def set_timer(self, at_ns: int) -> int:
+        self._next_timer += 1
+        self.emit(SetTimer(self._next_timer, at_ns))
+        return self._next_timer
+
+    def domain(self, name: str) -> tuple[int, bytes]:
+        """A small number and the root key of a sharing domain."""
+        if name not in self._domains:
+            root = self.core.hash(encode_identity(self.config.identity, name))
+            self._domains[name] = (len(self._domains) + 1, root)
+        return self._domains[name]
+
+    def contexts_of(self, device: int) -> Iterator[Context]:
+        return (c for c in self.contexts.values() if c.device == device)
+
+    def held(self, context: Context) -> bool:
+        """Its process is stopped, or its client reads too slowly."""
+        process = context.process
+        connection = self.connections.get(process.conn)
+        return process.stopped or (connection is not None and connection.paused)
+
+    def reply(self, conn: int, request: int, code: E | int, result: tuple[object, ...] | Detail) -> None:
+        """The one place where an outstanding request is answered.  A connection that is gone gets nothing."""
+        connection = self.connections.get(Conn(conn))
+        if connection is not None:
+            connection.requests.pop(request, None)
+            self.emit(Reply(conn, request, code, result))
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def new_process(self, connection: Connection, parent: Pid, name: str, nice: int) -> Process:
+        self._next_pid += 1
+        pid = Pid(self._next_pid)
+        process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns)
+        self.processes[pid] = process
+        connection.pids.add(pid)
+        return process
+
+    def end_process(self, process: Process, code: int, reason: str) -> None:
+        """Release everything it holds.  It stays a zombie until its parent has waited for it, if it has a parent."""
+        if process.zombie:
+            return
+        for context in list(process.contexts.values()):
+            self.release(context, "killed")
+        process.zombie = True
+        process.code = code
+        process.reason = reason
+        for child in list(self.processes.values()):
+            if child.parent == process.pid:
+                child.parent = Pid(0)
+                if child.zombie:
+                    self.forget(child)
+        parent = self.processes.get(process.parent)
+        if parent is None or parent.zombie:
+            self.forget(process)
+        else:
+            self.answer_waiters(process)
+
+    def answer_waiters(self, process: Process) -> None:
+        for waiter in self.waiters:
+            if waiter.pid == process.pid or (waiter.pid == 0 and waiter.parent == process.parent):
+                self.waiters.remove(waiter)
+                result = WaitResult(process.pid, process.code, process.reason, self.usage_of(process))
+                self.reply(waiter.conn, waiter.request, 0, result)
+                self.forget(process)
+                return
+
+    def forget(self, process: Process) -> None:
+        self.processes.pop(process.pid, None)
+        connection = self.connections.get(process.conn)
+        if connection is not None:
+            connection.pids.discard(process.pid)
+
+    # -- contexts -------------------------------------------------------------------------------------------------
+
+    def new_context(self, process: Process, slot: Slot, device: int, parent: Cid) -> Context:
+        self._next_cid += 1
+        context = Context(Cid(self._next_cid), slot, device, process, parent, self.now_ns)
+        self.contexts[context.cid] = context
+        self.by_slot[slot] = context
+        process.contexts[context.cid] = context
+        return context
+
+    def release(self, context: Context, reason: str = "cancelled") -> None:
+        """The context goes; a job on it ends with `reason`.  Its frames return now, or when its pass is back."""
+        if context.dying:
+            return
+        if context.job is not None:
+            self.finish(context, reason, at_once=True)
+        for call in context.parked:
+            self.reply(call.conn, call.request, E.ESTALE, {"message": "the context was released meanwhile"})
+        context.parked.clear()
+        connection = self.connections.get(context.process.conn)
+        if connection is not None and context.handle:
+            connection.remove(context.handle)
+        if self.core.in_flight(context.slot):
+            context.dying = True
+            self.ending.append(context)
+        else:
+            self._close(context)
+
+    def _close(self, context: Context) -> None:
+        process = context.process
+        process.past = _add(process.past, self.usage(context))
+        self.core.close_slot(context.slot)
+        del self.contexts[context.cid]
+        del self.by_slot[context.slot]
+        del process.contexts[context.cid]
+
+    def after_pass(self) -> None:
+        """What had to wait for a pass: releases, ends of jobs, truncations.  Parked calls are the caller's."""
+        ending, self.ending = self.ending, []
+        for context in ending:
+            if self.core.in_flight(context.slot):
+                self.ending.append(context)
+            elif context.dying:
+                self._close(context)
+            elif context.job is not None and context.job.ending:
+                self.finish(context, context.job.ending)
+
+    # -- jobs -----------------------------------------------------------------------------------------------------
+
+    def start(self, context: Context, job: Job) -> None:
+        context.job = job
+        context.last_ns = self.now_ns
+        context.admitted = False  # its last token may have no frame yet
+        context.last_request = (0, 0)
+        if not self.held(context):
+            self.schedulers[context.device].add(context)
+
+    def finish(self, context: Context, reason: str, at_once: bool = False) -> None:
+        """The job ends: its client gets the result.  With a pass in flight that waits, unless the context goes (at_once)."""
+        job = context.job
+        if job is None:
+            return
+        scheduler = self.schedulers[context.device]
+        scheduler.remove(context)
+        if self.core.in_flight(context.slot) and not at_once and job.kind is not JobKind.PREFILL:
+            if not job.ending:
+                job.ending = reason
+                self.ending.append(context)
+            return
+        if context.keep >= 0 and not self.core.in_flight(context.slot):
+            self.core.truncate(context.slot, context.keep)
+            context.keep = -1
+        context.job = None
+        context.last_ns = self.now_ns
+        if job.kind is JobKind.GENERATE:
+            row = self.core.slot_row(context.slot)
+            total = self.usage(context)
+            usage, context.mark = _subtract(total, context.mark), total
+            tokens = self.core.read_log(context.slot, job.start, row.tokens)
+            logprobs = tuple(job.logprobs[: row.tokens - job.start])
+            context.last_request = (job.conn, job.request)
+            context.last_start = job.start
+            self.reply(job.conn, job.request, 0, GenerateResult(reason, tokens, "", usage, row.tokens, logprobs))
+        elif job.kind is not JobKind.PREFILL:
+            self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})
+            self._drop_scratch(context, job)
+
+    def complete(self, context: Context, job: Job, result: ForwardResult | ScoreResult) -> None:
+        """FORWARD or SCORE has its answer."""
+        self.schedulers[context.device].remove(context)
+        context.job = None
+        context.last_ns = self.now_ns
+        self.reply(job.conn, job.request, 0, result)
+        self._drop_scratch(context, job)
+
+    def fail(self, context: Context, error: Errno) -> None:
+        """The job ends in an errno; one that has sent a token ends in a reason instead (DESIGN.md §10.16)."""
+        job = context.job
+        if job is None:
+            return
+        if job.kind is JobKind.GENERATE and job.begun:
+            self.log("error", f"context {context.cid}: {error}")
+            self.finish(context, "killed")
+            return
+        self.schedulers[context.device].remove(context)
+        context.job = None
+        if job.kind is not JobKind.PREFILL:
+            self.reply(job.conn, job.request, error.code, error.detail)
+        self._drop_scratch(context, job)
+
+    def _drop_scratch(self, context: Context, job: Job) -> None:
+        if job.kind is JobKind.SCORE and not context.dying:
+            self.release(context)
+
+    # -- accounting -----------------------------------------------------------------------------------------------
+
+    def usage(self, context: Context) -> Usage:
+        row = self.core.slot_row(context.slot)
+        return Usage(
+            row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions
+        )
+
+    def usage_of(self, process: Process) -> Usage:
+        total = process.past
+        for context in process.contexts.values():
+            total = _add(total, self.usage(context))
+        return total
+
+
+def _add(a: Usage, b: Usage) -> Usage:
+    return Usage(*(x + y for x, y in zip(a, b, strict=True)))
+
+
+def _subtract(a: Usage, b: Usage) -> Usage:
+    return Usage(*(x - y for x, y in zip(a, b, strict=True)))

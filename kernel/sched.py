@@ -1,0 +1,193 @@
+"""The scheduler: what the next forward pass of each compute device contains.
+
+Continuous batching (Orca, OSDI'22; Sarathi-Serve, OSDI'24): a pass is one token of every context that decodes plus
+chunks of prefill, under one token budget.  The decode set lives in the core and costs no Python per context; here are
+only the contexts that wait for frames or still have a prompt to compute.
+
+Order is first come first served within a nice value.  A job keeps its place when it is preempted, so the oldest is
+never the newest again: it can always finish, which rules out live-lock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING
+
+from .batch import FORWARD, HISTORY, SAMPLE, SCORE, unpack_seqs
+from .context import Context, Job, JobKind
+from .errors import Panic
+from .events import Exec
+from .pager import Pager
+from .twin import EVICT, NOROOM, OK, PREFILL
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+_FINAL_FLAG = {JobKind.PREFILL: 0, JobKind.GENERATE: SAMPLE, JobKind.FORWARD: FORWARD, JobKind.SCORE: SCORE}
+
+
+def _age(context: Context) -> tuple[int, int]:
+    job = context.job
+    if job is None:
+        raise Panic(f"context {context.cid} is queued without a job")
+    return (context.process.nice, job.order)
+
+
+class Scheduler:
+    """Queues of one compute device."""
+
+    def __init__(self, machine: Machine, device: int) -> None:
+        self._m = machine
+        self._core = machine.core
+        self._device = machine.devices[device]
+        self.device = device
+        self.pager = Pager(machine, device, self)
+        self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
+        self.decoding: dict[int, Context] = {}  # by slot
+
+    # -- membership -----------------------------------------------------------------------------------------------
+
+    def add(self, context: Context) -> None:
+        """A job with tokens to compute."""
+        if context not in self.queue:
+            insort(self.queue, context, key=_age)
+
+    def reorder(self) -> None:
+        """A nice value changed."""
+        self.queue.sort(key=_age)
+
+    def remove(self, context: Context) -> None:
+        """The job is over or held; its token in flight, if any, is not wanted."""
+        if context in self.queue:
+            self.queue.remove(context)
+        self._core.stop_running(context.slot)
+        self.decoding.pop(context.slot, None)
+        self._core.discard(context.slot)
+
+    def hold(self, context: Context) -> None:
+        """STOPPED or paused: no more passes, but a token in flight is kept."""
+        self._core.stop_running(context.slot)
+        self.decoding.pop(context.slot, None)
+        if context in self.queue:
+            self.queue.remove(context)
+        context.admitted = False
+        if self._core.in_flight(context.slot):
+            self._m.unsettled.append(context)
+
+    def active(self) -> int:
+        """Contexts that own frames and will give them back without being asked."""
+        return len(self.decoding) + sum(1 for c in self.queue if c.admitted)
+
+    # -- one pass -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """If the device is free and there is work, send it the next pass."""
+        device = self._device
+        if not device.up or device.flight is not None or not (self.queue or self.decoding):
+            return
+        self._admit()
+        while True:
+            chunks = self._chunks()
+            limit = 1 if device.isolate else self._m.sysctl.max_running
+            plan = self._core.plan(device.index, limit, b"".join(chunks))
+            if plan.status == OK:
+                break
+            if plan.status == EVICT:
+                self.pager.evict(plan.shortage_frames)
+            elif plan.status == NOROOM and not self.pager.make_room(plan.shortage_frames):
+                self.pager.preempt_newest()
+        if not plan.sequences:
+            return
+        device.seq += 1
+        device.samples = plan.samples
+        histories = self._histories(plan.seqs) if plan.histories else ()
+        device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories)
+        self._m.count("passes")
+        self._m.emit(device.flight)
+
+    def _histories(self, seqs: bytes) -> tuple[bytes, ...]:
+        return tuple(
+            self._core.read_log(q.slot, 0, q.start + q.ntokens) for q in unpack_seqs(seqs) if q.flags & HISTORY
+        )
+
+    def _admit(self) -> None:
+        """Give frames to those that wait, oldest first, until one does not fit: then nobody overtakes it."""
+        for context in self.queue:
+            if context.admitted or self._core.in_flight(context.slot):
+                continue
+            if not self.pager.admit(context):
+                return
+
+    def _chunks(self) -> list[bytes]:
+        """PREFILL records for the budget that decoding leaves."""
+        sysctl = self._m.sysctl
+        one = bool(self._device.isolate)
+        room = sysctl.max_running
+        decode = min(len(self.decoding), room)
+        if one:
+            decode = 0
+            if self.decoding and (not self.queue or self._device.seq % 2):
+                return []
+        budget = max(sysctl.step_tokens - decode, sysctl.step_tokens // 4, 1)
+        chunks: list[bytes] = []
+        for context in list(self.queue):
+            if budget <= 0 or len(chunks) + 1 > room or (one and chunks):
+                break
+            if not context.admitted:
+                continue
+            job = context.job
+            if job is None:
+                raise Panic(f"context {context.cid} is queued without a job")
+            choose = self._score_chunk if job.kind is JobKind.SCORE else self._chunk
+            record = choose(context, job, budget)
+            if record is None:
+                continue
+            chunks.append(PREFILL.pack(*record))
+            budget -= record[2]
+        return chunks
+
+    def _advance(self, context: Context) -> tuple[int, int]:
+        """(computed, ready) of a queued context; a block that nobody is filling any more is taken over."""
+        while True:
+            at = self._core.advance(context.slot)
+            if at.blocked_by < 0:
+                return at.computed, at.ready
+            filler = self._m.by_slot.get(at.blocked_by)
+            if filler is not None and (filler in self.queue and filler.admitted or self._core.in_flight(at.blocked_by)):
+                return at.computed, 0
+            self._core.steal(context.slot)
+
+    def _chunk(self, context: Context, job: Job, budget: int) -> tuple[int, int, int, int, int, int] | None:
+        total = self._core.slot_row(context.slot).tokens
+        computed, ready = self._advance(context)
+        if computed == total:
+            if job.kind is JobKind.PREFILL:
+                self._m.finish(context, "done")
+                return None
+            return (context.slot, total - 1, 1, _FINAL_FLAG[job.kind], -1, 0)
+        count = min(ready, budget)
+        if count <= 0:
+            return None
+        left = total - computed - count
+        return (context.slot, computed, count, 0 if left else _FINAL_FLAG[job.kind], -1, left)
+
+    def _score_chunk(self, context: Context, job: Job, budget: int) -> tuple[int, int, int, int, int, int] | None:
+        """Positions below job.start - 1 as usual; from there on every pass begins with the last token of the one before."""
+        total = self._core.slot_row(context.slot).tokens
+        computed, ready = self._advance(context)
+        first = job.scored - 1  # its logits say how likely the token at job.scored is
+        if computed < first:
+            count = min(ready, budget, first - computed)
+            return (context.slot, computed, count, 0, -1, total - computed - count) if count > 0 else None
+        count = min(computed + ready, total, first + budget + 1) - first
+        if count < 2:
+            return None
+        return (context.slot, first, count, SCORE, job.start, total - first - count)
+
+    def sampled(self, context: Context, job: Job) -> None:
+        """A generation's prompt is computed and its next token drawn: it decodes from now on."""
+        job.begun = True
+        if context in self.queue:
+            self.queue.remove(context)
+            if self._core.is_running(context.slot):
+                self.decoding[context.slot] = context

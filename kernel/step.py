@@ -1,0 +1,330 @@
+"""The kernel: one event in, effects out.  This is the whole interface; start reading here.
+
+    Kernel.step(event, now_ns) -> [Effect, ...]
+
+A step handles its event, then lets every idle compute device begin its next pass.  It never waits, reads no clock and
+draws no random number, so the same events at the same times give the same effects.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import fsck as fsck_module
+from . import traps
+from .batch import FORWARD, SAMPLE, SCORE, Seq
+from .calls import ForwardResult, ScoreResult
+from .config import KernelConfig
+from .context import Context, JobKind
+from .device import RESTART_AFTER_FAILURES, Device
+from .errors import E, Errno
+from .events import (
+    Bug,
+    Connect,
+    Disconnect,
+    DriverDown,
+    DriverUp,
+    Effect,
+    Event,
+    ExecDone,
+    ExecFailed,
+    Pause,
+    RestartDriver,
+    Resume,
+    StopAt,
+    Syscall,
+    Timer,
+    Tokens,
+)
+from .ids import Conn
+from .machine import Machine
+from .process import Connection
+from .twin import LENGTH, STOP
+
+if TYPE_CHECKING:
+    from .coreapi import CoreApi
+
+_REASON = {STOP: "stop", LENGTH: "length"}
+
+
+class Kernel:
+    """config and core belong to this kernel alone."""
+
+    def __init__(self, config: KernelConfig, core: CoreApi) -> None:
+        self.machine = Machine(config, core)
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Syscall: self._syscall,
+            ExecDone: self._exec_done,
+            ExecFailed: self._exec_failed,
+            Connect: self._connect,
+            Disconnect: self._disconnect,
+            StopAt: self._stop_at,
+            Pause: self._pause,
+            Resume: self._resume,
+            DriverUp: self._driver_up,
+            DriverDown: self._driver_down,
+            Timer: self._timer,
+            Bug: self._bug,
+        }
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Handle one event.  Panic: an invariant is broken, nothing after it can be trusted."""
+        m = self.machine
+        m.begin_step(now_ns)
+        self._handlers[type(event)](event)
+        for scheduler in m.schedulers:
+            scheduler.run()
+        return m.take_effects()
+
+    def fsck(self) -> list[str]:
+        """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
+        return fsck_module.fsck(self.machine)
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def _connect(self, event: Connect) -> None:
+        self.machine.connections[Conn(event.conn)] = Connection(Conn(event.conn), event.uid)
+
+    def _disconnect(self, event: Disconnect) -> None:
+        """Everything the connection held is released in this step; what a pass still uses, when that pass is back."""
+        m = self.machine
+        connection = m.connections.pop(Conn(event.conn), None)
+        if connection is None:
+            return
+        m.waiters = [w for w in m.waiters if w.conn != connection.conn]
+        for pid in sorted(connection.pids):
+            process = m.processes.get(pid)
+            if process is not None:
+                m.end_process(process, 0, "killed")
+                m.forget(process)
+
+    def _syscall(self, event: Syscall) -> None:
+        m = self.machine
+        m.counters["syscalls"] += 1
+        connection = m.connections.get(Conn(event.conn))
+        if connection is None:
+            return
+        try:
+            result = traps.TRAPS[event.name](m, connection, event, event.args)
+        except Errno as error:
+            m.reply(event.conn, event.request, error.code, error.detail)
+            return
+        if result is not None:
+            m.reply(event.conn, event.request, 0, result)
+
+    def _stop_at(self, event: StopAt) -> None:
+        m = self.machine
+        connection = m.connections.get(Conn(event.conn))
+        context = connection.requests.get(event.request) if connection else None
+        if context is not None and context.job is not None and not context.job.ending:
+            context.keep = context.job.start + max(0, event.keep)
+            m.finish(context, "stop")
+            self._unpark(context)
+        elif connection is not None and context is None:
+            self._stop_late(connection, event)
+
+    def _stop_late(self, connection: Connection, event: StopAt) -> None:
+        """The generation ended by itself in the step that sampled the stop string: what follows the string goes now."""
+        m = self.machine
+        for context in traps.contexts_of(m, connection):
+            if context.last_request == (event.conn, event.request) and not m.core.in_flight(context.slot):
+                m.core.truncate(context.slot, context.last_start + max(0, event.keep))
+                context.last_request = (0, 0)
+
+    def _pause(self, event: Pause) -> None:
+        m = self.machine
+        connection = m.connections.get(Conn(event.conn))
+        if connection is not None and not connection.paused:
+            connection.paused = True
+            for context in traps.contexts_of(m, connection):
+                m.schedulers[context.device].hold(context)
+
+    def _resume(self, event: Resume) -> None:
+        m = self.machine
+        connection = m.connections.get(Conn(event.conn))
+        if connection is not None and connection.paused:
+            connection.paused = False
+            for context in traps.contexts_of(m, connection):
+                traps.unhold(m, context)
+
+    def _timer(self, event: Timer) -> None:
+        m = self.machine
+        for waiter in m.waiters:
+            if waiter.deadline_timer == event.timer:
+                m.waiters.remove(waiter)
+                m.reply(waiter.conn, waiter.request, E.ETIMEDOUT, {"message": "no process has ended in time"})
+                return
+
+    def _bug(self, event: Bug) -> None:
+        self.machine.log(event.level, event.text)
+
+    # -- drivers --------------------------------------------------------------------------------------------------
+
+    def _driver_up(self, event: DriverUp) -> None:
+        m = self.machine
+        device = m.devices[event.device]
+        if device.epoch and event.epoch > device.epoch:
+            device.restarts += 1
+        device.up = True
+        device.epoch = event.epoch
+        device.driver_pid = event.driver_pid
+        m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}, frames {event.arena}")
+        if event.arena == "lost" and device.restarts:
+            for context in m.contexts_of(device.index):
+                m.core.stop_running(context.slot)
+            m.core.lose(device.index)
+            scheduler = m.schedulers[device.index]
+            for context in list(m.contexts_of(device.index)):
+                context.admitted = False
+                if context.job is not None and not m.held(context):
+                    scheduler.add(context)
+            scheduler.decoding.clear()
+
+    def _driver_down(self, event: DriverDown) -> None:
+        m = self.machine
+        device = m.devices[event.device]
+        if not device.up or event.epoch < device.epoch:
+            return
+        device.up = False
+        m.count("driver_deaths")
+        m.log("warning", f"{device.name}: driver is down ({event.reason}); its pass will be redone")
+        self._lose_pass(device)
+
+    def _lose_pass(self, device: Device) -> None:
+        m = self.machine
+        device.flight = None
+        m.core.rollback(device.index)
+        m.after_pass()
+        self._settle()
+
+    def _exec_failed(self, event: ExecFailed) -> None:
+        """The pass is redone.  When that keeps failing the driver is restarted; when that does not help either, sequences run
+        one at a time, and the job that fails alone gets EIO."""
+        m = self.machine
+        device = m.devices[event.device]
+        if device.flight is None or event.seq != device.seq:
+            m.count("late_completions")
+            return
+        m.count("exec_failed")
+        m.log("warning", f"{device.name}: pass {event.seq} failed ({event.code}: {event.reason})")
+        device.failures += 1
+        suspects = device.flight_seqs()
+        self._lose_pass(device)
+        if len(suspects) == 1 and device.failures > RESTART_AFTER_FAILURES:
+            context = m.by_slot.get(suspects[0].slot)
+            if context is not None:
+                m.fail(context, Errno(E.EIO, f"{device.name} cannot compute this context: {event.reason}"))
+                self._unpark(context)
+            device.failures = 0
+        elif device.failures == RESTART_AFTER_FAILURES:
+            device.up = False
+            m.emit(RestartDriver(device.index, f"{device.failures} passes in a row failed"))
+            device.isolate = len(suspects) + 1
+        elif device.failures > RESTART_AFTER_FAILURES:
+            device.isolate = len(suspects) + 1
+
+    def _exec_done(self, event: ExecDone) -> None:
+        m = self.machine
+        device = m.devices[event.device]
+        if device.flight is None or event.seq != device.seq:
+            m.count("late_completions")
+            return
+        expected = 4 * device.samples
+        if len(event.tokens) != expected or len(event.logprobs) != expected:
+            self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, f"{len(event.tokens) // 4} tokens for {device.samples}"))
+            return
+        rare = event.tops or event.scores or m.schedulers[device.index].queue or m.ending or m.unsettled
+        seqs = device.flight_seqs() if rare else None  # steady decoding costs no Python per context
+        if (event.tops or event.scores) and not _fits(event, seqs or []):
+            self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, "log-probabilities do not fit the pass"))
+            return
+        device.flight = None
+        device.failures = 0
+        device.isolate = max(0, device.isolate - 1)
+        commit = m.core.commit(device.index, event.tokens, event.logprobs)
+        m.count("computed_tokens", event.computed_tokens)
+        m.count("generated_tokens", len(commit.tokens) // 4)
+        m.count("compute_ns", event.compute_ns)
+        tops = self._tops(event, seqs or [], commit.kept) if event.tops else None
+        if commit.tokens:
+            m.emit(Tokens(commit.streams, commit.tokens, commit.logprobs, tops))
+        if seqs is not None:
+            self._chunks_done(device, seqs, event)
+        for slot, reason in commit.finished:
+            context = m.by_slot[slot]
+            m.finish(context, _REASON[reason])
+        m.after_pass()
+        self._settle()
+
+    def _tops(self, event: ExecDone, seqs: list[Seq], kept: bytes) -> tuple[tuple[bytes, bytes] | None, ...]:
+        """Alternatives for each token that was kept; they also go into the job's own record."""
+        per_sample: list[tuple[bytes, bytes] | None] = []
+        owners: list[int] = []
+        at = 0
+        for q in seqs:
+            top = None
+            if q.flags & (SAMPLE | FORWARD) and (q.logprobs > 0 or q.flags & FORWARD):
+                top = event.tops[at]
+                at += 1
+            if q.flags & SAMPLE:
+                per_sample.append(top)
+                owners.append(q.slot)
+        lps = array("f", event.logprobs)
+        result = []
+        for i in array("i", kept):
+            top = per_sample[i]
+            context = self.machine.by_slot.get(owners[i])
+            if top is not None and context is not None and context.job is not None:
+                context.job.logprobs.append((lps[i], *top))
+            result.append(top)
+        return tuple(result)
+
+    def _chunks_done(self, device: Device, seqs: list[Seq], event: ExecDone) -> None:
+        """Jobs that were still in their prompt: they decode now, have their answer, or go on."""
+        m = self.machine
+        scheduler = m.schedulers[device.index]
+        top = score = 0
+        for q in seqs:
+            context = m.by_slot.get(q.slot)
+            job = context.job if context is not None else None
+            mine = job is not None and not job.ending and context is not None and not context.dying
+            if q.flags & FORWARD:
+                if mine and job is not None and context is not None and job.kind is JobKind.FORWARD:
+                    m.complete(context, job, ForwardResult(*event.tops[top]))
+            elif q.flags & SCORE:
+                if mine and job is not None and context is not None and job.kind is JobKind.SCORE:
+                    job.scores.append(event.scores[score])
+                    job.scored = q.start + q.ntokens
+                    if job.scored >= m.core.slot_row(context.slot).tokens:
+                        m.complete(context, job, ScoreResult(b"".join(job.scores)))
+                score += 1
+            elif q.flags & SAMPLE and mine and context is not None and job is not None:
+                scheduler.sampled(context, job)
+            if q.flags & (SAMPLE | FORWARD) and (q.logprobs > 0 or q.flags & FORWARD):
+                top += 1
+
+    def _settle(self) -> None:
+        """After a pass: contexts that were stopped while it ran, and calls that waited for it."""
+        m = self.machine
+        unsettled, m.unsettled = m.unsettled, []
+        for context in unsettled:
+            if m.core.in_flight(context.slot) and m.by_slot.get(context.slot) is context:
+                m.unsettled.append(context)
+                continue
+            if m.by_slot.get(context.slot) is not context:
+                continue
+            if context.job is not None and m.held(context):
+                m.schedulers[context.device].hold(context)
+            self._unpark(context)
+
+    def _unpark(self, context: Context) -> None:
+        while context.parked and not self.machine.core.in_flight(context.slot):
+            self._syscall(context.parked.pop(0))
+
+
+def _fits(event: ExecDone, seqs: list[Seq]) -> bool:
+    tops = sum(1 for q in seqs if q.flags & FORWARD or (q.flags & SAMPLE and q.logprobs > 0))
+    scores = [q.start + q.ntokens - max(q.score_from, q.start + 1) for q in seqs if q.flags & SCORE]
+    return len(event.tops) == tops and [len(s) // 4 for s in event.scores] == scores

@@ -1,0 +1,499 @@
+"""System calls, one function each: check everything first (an `Errno` leaves nothing changed), then do it.
+
+A function returns the result to send, or None when the answer comes later (wait, generate, forward, score) or was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from . import calls as c
+from .batch import HISTORY, SEQ, Seq
+from .context import Context, Job, JobKind
+from .errors import E, Errno
+from .events import Halt, Syscall
+from .fsck import fsck
+from .ids import Cid, Pid, Slot
+from .look import context_row, process_row, tier_row, uname, vmstat
+from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine, Waiter
+from .params import (
+    ABI_VERSION,
+    MAX_FORK,
+    MAX_LOGPROBS,
+    MAX_NAME_CHARS,
+    MAX_PROCESSES,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    NICE_MAX,
+    NICE_MIN,
+)
+from .process import Connection, Process
+from .sysctl import POLICIES
+
+Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
+
+# -- finding things -------------------------------------------------------------------------------------------------
+
+
+def contexts_of(m: Machine, connection: Connection) -> Iterator[Context]:
+    for pid in sorted(connection.pids):
+        yield from m.processes[pid].contexts.values()
+
+
+def own_process(m: Machine, connection: Connection, pid: int) -> Process:
+    """A process of this connection; 0 is its first.  EINVAL before hello, ENOENT, EACCES."""
+    if not connection.pid:
+        raise Errno(E.EINVAL, "say hello first: it gives this connection its process")
+    process = m.processes.get(Pid(pid or connection.pid))
+    if process is None or process.zombie:
+        raise Errno(E.ENOENT, f"no process {pid or connection.pid}", pid=pid)
+    if process.conn != connection.conn:
+        raise Errno(E.EACCES, f"process {pid} belongs to another connection", pid=pid)
+    return process
+
+
+def seen_process(m: Machine, connection: Connection, pid: int) -> Process:
+    """A process of this uid, on any connection.  ENOENT, EACCES."""
+    process = m.processes.get(Pid(pid or connection.pid))
+    if process is None:
+        raise Errno(E.ENOENT, f"no process {pid}", pid=pid)
+    if process.uid != connection.uid and connection.uid != 0:
+        raise Errno(E.EACCES, f"process {pid} belongs to another user", pid=pid)
+    return process
+
+
+def seen_context(m: Machine, connection: Connection, args: c.LookArgs) -> Context:
+    if args.ctx:
+        return connection.lookup(args.ctx)
+    for context in m.contexts.values():
+        if context.cid == args.cid:
+            if context.process.uid != connection.uid and connection.uid != 0:
+                break
+            return context
+    raise Errno(E.ENOENT, f"no context {args.cid} of this user", cid=args.cid)
+
+
+def administrator(m: Machine, connection: Connection, what: str) -> None:
+    if connection.uid not in (0, m.config.owner_uid):
+        raise Errno(E.EACCES, f"only the daemon's own user may {what}")
+
+
+def parked(m: Machine, context: Context, call: Syscall) -> bool:
+    """A call that changes what is mapped waits for the pass in flight, and behind others that wait."""
+    if not m.core.in_flight(context.slot):
+        return False
+    context.parked.append(call)
+    m.unsettled.append(context)
+    return True
+
+
+def quiet(context: Context, what: str) -> None:
+    if context.job is not None and context.job.kind is not JobKind.PREFILL:
+        raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you {what}")
+
+
+def unhold(m: Machine, context: Context) -> None:
+    if context.job is not None and not m.held(context) and not context.job.ending:
+        m.schedulers[context.device].add(context)
+
+
+def check_tokens(m: Machine, tokens: bytes) -> int:
+    """Number of ids.  EINVAL: not int32s, or an id outside the vocabulary."""
+    if len(tokens) % 4:
+        raise Errno(E.EINVAL, f"tokens are little-endian int32: {len(tokens)} bytes is not a multiple of 4")
+    if tokens:
+        low, high = m.core.token_range(tokens)
+        if low < 0 or high >= m.config.vocab_tokens:
+            bad = low if low < 0 else high
+            raise Errno(E.EINVAL, f"token {bad} is outside the vocabulary of {m.config.vocab_tokens}", token=bad)
+    return len(tokens) // 4
+
+
+def check_room(m: Machine, context: Context, tokens: int) -> None:
+    """E2BIG with both numbers when a log of `tokens` can never fit."""
+    window = m.config.window_tokens
+    if tokens > window:
+        raise Errno(
+            E.E2BIG, f"{tokens} tokens do not fit the model's window of {window}: truncate first", wanted=tokens, limit=window
+        )
+    device = m.devices[context.device]
+    limit = device.capacity * m.config.block_tokens
+    if tokens > limit:
+        raise Errno(
+            E.E2BIG,
+            f"{tokens} tokens need {-(-tokens // m.config.block_tokens)} frames and {device.name} has {device.capacity}: "
+            f"boot with a larger --hbm",
+            wanted=tokens,
+            limit=limit,
+        )
+
+
+# -- session and process --------------------------------------------------------------------------------------------
+
+
+def hello(m: Machine, connection: Connection, call: Syscall, args: c.HelloArgs) -> c.HelloResult:
+    if args.version != ABI_VERSION:
+        raise Errno(E.EINVAL, f"client speaks ABI {args.version}, this system {ABI_VERSION}", version=ABI_VERSION)
+    if connection.pid:
+        raise Errno(E.EEXIST, "this connection has said hello already", pid=connection.pid)
+    connection.pid = m.new_process(connection, Pid(0), args.client[:MAX_NAME_CHARS], 0).pid
+    return c.HelloResult("attnix " + m.config.version, ABI_VERSION, connection.pid, connection.uid)
+
+
+def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) -> c.SpawnResult | None:
+    parent = own_process(m, connection, 0)
+    if not NICE_MIN <= args.nice <= NICE_MAX or len(args.name) > MAX_NAME_CHARS:
+        raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX} and a name at most {MAX_NAME_CHARS} characters")
+    if len(m.processes) >= MAX_PROCESSES:
+        raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES)
+    source = connection.lookup(args.fork_of) if args.fork_of else None
+    slot = m.core.fork(source.slot, 1) if source else None
+    if source and not slot:
+        raise _no_slots(m)
+    process = m.new_process(connection, parent.pid, args.name, args.nice)
+    if source is None or slot is None:
+        return c.SpawnResult(process.pid)
+    context = _forked(m, process, source, slot[0])
+    return c.SpawnResult(process.pid, connection.add(context), context.cid)
+
+
+def exit_(m: Machine, connection: Connection, call: Syscall, args: c.ExitArgs) -> c.Empty:
+    m.end_process(own_process(m, connection, args.pid), args.code, "exited")
+    return c.Empty()
+
+
+def kill(m: Machine, connection: Connection, call: Syscall, args: c.KillArgs) -> c.Empty:
+    process = seen_process(m, connection, args.pid)
+    if process.zombie:
+        raise Errno(E.ENOENT, f"process {args.pid} has ended already", pid=args.pid)
+    if args.signal in (SIGTERM, SIGKILL):
+        m.end_process(process, 128 + args.signal, "killed")
+    elif args.signal == SIGSTOP:
+        process.stopped = True
+        for context in process.contexts.values():
+            m.schedulers[context.device].hold(context)
+    elif args.signal == SIGCONT:
+        process.stopped = False
+        for context in process.contexts.values():
+            unhold(m, context)
+    else:
+        raise Errno(E.EINVAL, f"signal {args.signal}: use 15 TERM, 9 KILL, 19 STOP or 18 CONT", signal=args.signal)
+    return c.Empty()
+
+
+def wait(m: Machine, connection: Connection, call: Syscall, args: c.WaitArgs) -> c.WaitResult | None:
+    parent = own_process(m, connection, 0)
+    children = [p for p in m.processes.values() if p.parent == parent.pid and args.pid in (0, p.pid)]
+    if not children:
+        raise Errno(E.ENOENT, f"no child process {args.pid or ''}".strip() + " to wait for", pid=args.pid)
+    ended = next((p for p in children if p.zombie), None)
+    if ended is not None:
+        result = c.WaitResult(ended.pid, ended.code, ended.reason, m.usage_of(ended))
+        m.forget(ended)
+        return result
+    if args.timeout_ms == 0:
+        raise Errno(E.EAGAIN, "no child has ended yet", retry_after=0)
+    timer = m.set_timer(m.now_ns + args.timeout_ms * 1_000_000) if args.timeout_ms > 0 else 0
+    m.waiters.append(Waiter(connection.conn, call.request, parent.pid, Pid(args.pid), timer))
+    return None
+
+
+def ps(m: Machine, connection: Connection, call: Syscall, args: c.PsArgs) -> c.PsResult:
+    if args.pid:
+        return c.PsResult((process_row(m, seen_process(m, connection, args.pid)),))
+    everyone = connection.uid == 0
+    return c.PsResult(
+        tuple(process_row(m, p) for p in m.processes.values() if everyone or p.uid == connection.uid)
+    )
+
+
+def getrusage(m: Machine, connection: Connection, call: Syscall, args: c.GetrusageArgs) -> c.Usage:
+    return m.usage_of(seen_process(m, connection, args.pid))
+
+
+def setpriority(m: Machine, connection: Connection, call: Syscall, args: c.SetpriorityArgs) -> c.Empty:
+    process = seen_process(m, connection, args.pid)
+    if not NICE_MIN <= args.nice <= NICE_MAX:
+        raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX}, not {args.nice}", nice=args.nice)
+    process.nice = args.nice
+    for scheduler in m.schedulers:
+        scheduler.reorder()
+    return c.Empty()
+
+
+# -- contexts -------------------------------------------------------------------------------------------------------
+
+
+def _no_slots(m: Machine) -> Errno:
+    return Errno(E.ENOMEM, f"all {m.config.max_contexts} context slots are taken: release some", wanted=1, free=0)
+
+
+def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.AllocContextArgs) -> c.AllocContextResult:
+    process = own_process(m, connection, args.pid)
+    if args.device:
+        named = [d for d in m.devices if d.name == args.device]
+        if not named:
+            names = ", ".join(d.name for d in m.devices)
+            raise Errno(E.ENODEV, f"no compute device {args.device!r}: there is {names}", device=args.device)
+        device = named[0].index
+    else:
+        device = _roomiest(m)
+    number, root = m.domain(f"uid:{process.uid}")
+    slot = m.core.open_slot(device, number, root)
+    if slot < 0:
+        raise _no_slots(m)
+    context = m.new_context(process, Slot(slot), device, Cid(0))
+    return c.AllocContextResult(connection.add(context), context.cid)
+
+
+def _roomiest(m: Machine) -> int:
+    """The compute device with the most frames available per context; one of several, so load spreads."""
+    if len(m.devices) == 1:
+        return 0
+    here = [0] * len(m.devices)
+    for context in m.contexts.values():
+        here[context.device] += 1
+    room = [m.core.free_frames(d.index) + m.core.reclaimable_frames(d.index) for d in m.devices]
+    return max(range(len(room)), key=lambda d: (room[d] / (here[d] + 1), -d))
+
+
+def _forked(m: Machine, process: Process, source: Context, slot: int) -> Context:
+    return m.new_context(process, Slot(slot), source.device, source.cid)
+
+
+def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) -> c.ForkResult:
+    source = connection.lookup(args.ctx)
+    if not 1 <= args.n <= MAX_FORK:
+        raise Errno(E.EINVAL, f"fork makes 1..{MAX_FORK} contexts, not {args.n}", n=args.n)
+    slots = m.core.fork(source.slot, args.n)
+    if not slots:
+        raise Errno(E.ENOMEM, f"fewer than {args.n} of {m.config.max_contexts} context slots are free", wanted=args.n)
+    children = [_forked(m, source.process, source, slot) for slot in slots]
+    return c.ForkResult(tuple(connection.add(x) for x in children), tuple(x.cid for x in children))
+
+
+def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs) -> c.AppendResult:
+    context = connection.lookup(args.ctx)
+    if args.text or args.messages:
+        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
+    quiet(context, "append")
+    n = check_tokens(m, args.tokens)
+    length = m.core.slot_row(context.slot).tokens
+    check_room(m, context, length + n)
+    if n:
+        length = m.core.append(context.slot, args.tokens)
+        job = context.job or Job(JobKind.PREFILL, m.next_order())
+        m.start(context, job)
+    return c.AppendResult(length, n)
+
+
+def truncate(m: Machine, connection: Connection, call: Syscall, args: c.TruncateArgs) -> c.TruncateResult | None:
+    context = connection.lookup(args.ctx)
+    quiet(context, "truncate")
+    length = m.core.slot_row(context.slot).tokens
+    if not 0 <= args.length <= length:
+        raise Errno(E.EINVAL, f"length {args.length} is not within 0..{length}", length=args.length, tokens=length)
+    if parked(m, context, call):
+        return None
+    m.core.truncate(context.slot, args.length)
+    context.last_request = (0, 0)
+    return c.TruncateResult(args.length)
+
+
+def release(m: Machine, connection: Connection, call: Syscall, args: c.CtxArgs) -> c.Empty:
+    m.release(connection.lookup(args.ctx))
+    return c.Empty()
+
+
+def stat(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.ContextRow:
+    return context_row(m, seen_context(m, connection, args))
+
+
+def pagemap(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.PagemapResult:
+    context = seen_context(m, connection, args)
+    tokens = m.core.slot_row(context.slot).tokens
+    name = m.devices[context.device].name
+    return c.PagemapResult(context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot))
+
+
+# -- compute --------------------------------------------------------------------------------------------------------
+
+
+def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, job: Job) -> None:
+    """Run `job` on `context`; it takes the place of a prefill that nobody waits for."""
+    if context.job is not None:
+        job.order = context.job.order
+    connection.requests[call.request] = context
+    m.start(context, job)
+
+
+def generate(m: Machine, connection: Connection, call: Syscall, args: c.GenerateArgs) -> None:
+    context = connection.lookup(args.ctx)
+    quiet(context, "generate")
+    _check_sampling(args)
+    stops = args.stop_tokens
+    check_tokens(m, stops)
+    if not args.ignore_eos:
+        stops += b"".join(t.to_bytes(4, "little") for t in m.config.stop_tokens)
+    if len(stops) > 4 * MAX_STOP_TOKENS:
+        raise Errno(E.EINVAL, f"at most {MAX_STOP_TOKENS} stop tokens, the model's own included", limit=MAX_STOP_TOKENS)
+    length = m.core.slot_row(context.slot).tokens
+    if length == 0:
+        raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    device = m.devices[context.device]
+    limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
+    job = Job(JobKind.GENERATE, m.next_order(), connection.conn, call.request)
+    job.args = args
+    job.start = length
+    template = _template(context, args, length)
+    m.core.set_generation(context.slot, template, stops, args.max_tokens, limit, connection.conn, call.request)
+    _begin(m, connection, call, context, job)
+    if args.max_tokens == 0 or length >= limit:
+        m.finish(context, "length")
+
+
+def _check_sampling(args: c.GenerateArgs) -> None:
+    checks = (
+        (args.max_tokens >= 0, "max_tokens", args.max_tokens, ">= 0"),
+        (0.0 <= args.temperature <= 100.0, "temperature", args.temperature, "0..100"),
+        (args.top_k >= 0, "top_k", args.top_k, ">= 0 (0: off)"),
+        (0.0 < args.top_p <= 1.0, "top_p", args.top_p, "above 0, at most 1 (1: off)"),
+        (0.0 <= args.min_p < 1.0, "min_p", args.min_p, "0 (off) to below 1"),
+        (0 <= args.seed < 1 << 64, "seed", args.seed, "0..2**64-1"),
+        (0.0 < args.repetition_penalty <= 100.0, "repetition_penalty", args.repetition_penalty, "above 0 (1: off)"),
+        (-100.0 <= args.presence_penalty <= 100.0, "presence_penalty", args.presence_penalty, "-100..100"),
+        (-100.0 <= args.frequency_penalty <= 100.0, "frequency_penalty", args.frequency_penalty, "-100..100"),
+        (0 <= args.logprobs <= MAX_LOGPROBS, "logprobs", args.logprobs, f"0..{MAX_LOGPROBS}"),
+        (len(args.stop) <= MAX_STOP_STRINGS, "stop", len(args.stop), f"at most {MAX_STOP_STRINGS} strings"),
+        (all(0 < len(s) <= MAX_STOP_CHARS for s in args.stop), "stop", "a string", f"1..{MAX_STOP_CHARS} characters each"),
+    )
+    for good, name, value, allowed in checks:
+        if not good:
+            raise Errno(E.EINVAL, f"{name} is {allowed}, not {value}", field=name)
+
+
+def _template(context: Context, args: c.GenerateArgs, prompt_tokens: int) -> bytes:
+    """The sampling half of this generation's records in every pass."""
+    penalties = args.repetition_penalty != 1.0 or args.presence_penalty != 0.0 or args.frequency_penalty != 0.0
+    seq = Seq(
+        0, 0, 0, 0, 0, 0, 0, HISTORY if penalties else 0, args.temperature, args.top_p, args.min_p,
+        min(args.top_k, 0x7FFFFFFF), args.seed, args.repetition_penalty, args.presence_penalty, args.frequency_penalty,
+        args.logprobs, -1, prompt_tokens, context.cid, 0, 0,
+    )  # fmt: skip
+    return SEQ.pack(*seq)
+
+
+def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardArgs) -> None:
+    context = connection.lookup(args.ctx)
+    quiet(context, "forward")
+    if not 1 <= args.top_k <= MAX_LOGPROBS:
+        raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
+    length = m.core.slot_row(context.slot).tokens
+    if length == 0:
+        raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    template = _template(context, c.GenerateArgs(args.ctx, logprobs=args.top_k), length)
+    m.core.set_generation(context.slot, template, b"", 0, 0, connection.conn, call.request)
+    _begin(m, connection, call, context, Job(JobKind.FORWARD, m.next_order(), connection.conn, call.request))
+
+
+def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) -> None:
+    """Runs on a scratch fork, so the context itself never changes."""
+    source = connection.lookup(args.ctx)
+    n = check_tokens(m, args.tokens)
+    length = m.core.slot_row(source.slot).tokens
+    if n == 0 or length == 0:
+        raise Errno(E.EINVAL, "score needs a context that is not empty and at least one token")
+    check_room(m, source, length + n)
+    slots = m.core.fork(source.slot, 1)
+    if not slots:
+        raise _no_slots(m)
+    context = _forked(m, source.process, source, slots[0])
+    m.core.append(context.slot, args.tokens)
+    job = Job(JobKind.SCORE, m.next_order(), connection.conn, call.request)
+    job.start = job.scored = length
+    _begin(m, connection, call, context, job)
+
+
+def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs) -> c.Empty:
+    for waiter in m.waiters:
+        if waiter.conn == connection.conn and waiter.request == args.request:
+            m.waiters.remove(waiter)
+            m.reply(waiter.conn, waiter.request, E.ECANCELED, {"message": "wait was cancelled"})
+            return c.Empty()
+    context = connection.requests.get(args.request)
+    if context is None or context.job is None:
+        raise Errno(E.ENOENT, f"request {args.request} is not running on this connection", request=args.request)
+    m.finish(context, "cancelled")
+    return c.Empty()
+
+
+# -- system ---------------------------------------------------------------------------------------------------------
+
+
+def uname_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.UnameResult:
+    return uname(m)
+
+
+def tiers(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.TiersResult:
+    return c.TiersResult(tuple(tier_row(m, d) for d in m.devices))
+
+
+def vmstat_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.VmstatResult:
+    return c.VmstatResult(vmstat(m))
+
+
+def sysctl(m: Machine, connection: Connection, call: Syscall, args: c.SysctlArgs) -> c.SysctlResult:
+    if args.value is not None:
+        administrator(m, connection, "set a sysctl")
+        m.sysctl.set(args.name, args.value)
+        m.policy = POLICIES[m.sysctl.policy]()
+        m.log("info", f"{args.name} = {args.value}")
+    return c.SysctlResult(m.sysctl.rows(args.name))
+
+
+def fsck_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.FsckResult:
+    blocks = sum(m.core.mapped_or_cached_frames(d.index) for d in m.devices)
+    return c.FsckResult(tuple(fsck(m)), blocks, len(m.contexts))
+
+
+def dmesg(m: Machine, connection: Connection, call: Syscall, args: c.DmesgArgs) -> c.DmesgResult:
+    return c.DmesgResult(m.dmesg.since(args.since))
+
+
+def shutdown(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> None:
+    administrator(m, connection, "shut the system down")
+    m.log("info", f"shutdown by uid {connection.uid}")
+    m.reply(connection.conn, call.request, 0, c.Empty())
+    m.emit(Halt())
+
+
+TRAPS: dict[str, Trap] = {
+    "hello": hello,
+    "spawn": spawn,
+    "exit": exit_,
+    "kill": kill,
+    "wait": wait,
+    "ps": ps,
+    "getrusage": getrusage,
+    "setpriority": setpriority,
+    "alloc_context": alloc_context,
+    "fork": fork,
+    "append": append,
+    "truncate": truncate,
+    "release": release,
+    "stat": stat,
+    "pagemap": pagemap,
+    "generate": generate,
+    "forward": forward,
+    "score": score,
+    "cancel": cancel,
+    "uname": uname_,
+    "tiers": tiers,
+    "vmstat": vmstat_,
+    "sysctl": sysctl,
+    "fsck": fsck_,
+    "dmesg": dmesg,
+    "shutdown": shutdown,
+}

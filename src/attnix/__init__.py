@@ -1,0 +1,1 @@
+"""attnix: an operating system for attention state."""
