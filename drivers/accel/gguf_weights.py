@@ -6,9 +6,9 @@ interleaves the rows of q and k of the *llama* architecture.  Qwen's are left as
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
 
 import gguf
@@ -46,30 +46,42 @@ _BLOCK: Final = {
 _PIECE_BYTES: Final = 8 << 20  # dequantise so much at a time: gguf's arithmetic makes several temporaries of its size
 
 
-def read_tensors(
-    header: GgufHeader, config: ModelConfig, stored: Counter[str]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor under its Hugging Face name, in the file's order.  `stored` counts bytes by kind.
+class GgufTensors:
+    """The tensors of one file under their Hugging Face names; reading one dequantises it, nothing is kept.
 
-    Float kinds keep their dtype, quantised ones become float32.
-    Error: ModelError: a kind that is not supported, an unknown name, a truncated file.
+    shapes   name -> shape, outermost first
+    storage  kind -> bytes
+    Error, at construction: ModelError: a kind that is not supported, an unknown name, a truncated file.
     """
-    with open(header.path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    for entry in header.tensors.values():
-        if entry.name == ROPE_FACTORS:
-            continue  # part of the geometry
-        kind = _kind(header, entry)
-        n_bytes = _stored_bytes(header, entry, kind)
-        if entry.offset + n_bytes > header.file_bytes:
-            raise ModelError(
-                f"{header.path} is truncated: {entry.name} ends at byte {entry.offset + n_bytes}, the file at "
-                f"{header.file_bytes}; download it again"
-            )
-        stored[kind.name] += n_bytes
-        raw = np.frombuffer(mapped, np.uint8, n_bytes, entry.offset)
-        tensor = _dequantise(raw, kind, entry.shape)
-        yield _hf_name(header, entry), _restore_order(tensor, entry.name, config)
+
+    def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
+        self._config = config
+        self._entries: dict[str, TensorEntry] = {}
+        self.storage: Counter[str] = Counter()
+        for entry in header.tensors.values():
+            if entry.name == ROPE_FACTORS:
+                continue  # part of the geometry
+            kind = _kind(header, entry)
+            n_bytes = _stored_bytes(header, entry, kind)
+            if entry.offset + n_bytes > header.file_bytes:
+                raise ModelError(
+                    f"{header.path} is truncated: {entry.name} ends at byte {entry.offset + n_bytes}, the file at "
+                    f"{header.file_bytes}; download it again"
+                )
+            self.storage[kind.name] += n_bytes
+            self._entries[_hf_name(header, entry)] = entry
+        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
+        with open(header.path, "rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor of its own memory: float kinds keep their dtype, quantised ones become float32."""
+        entry = self._entries[name]
+        kind = Kind(entry.kind)
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        n_bytes = math.prod(entry.shape) // block * block_bytes
+        raw = np.frombuffer(self._mapped, np.uint8, n_bytes, entry.offset)
+        return _restore_order(_dequantise(raw, kind, entry.shape), entry.name, self._config)
 
 
 def _kind(header: GgufHeader, entry: TensorEntry) -> Kind:
@@ -92,7 +104,7 @@ def _stored_bytes(header: GgufHeader, entry: TensorEntry, kind: Kind) -> int:
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if not entry.shape or 0 in entry.shape or entry.shape[-1] % block:
         raise ModelError(f"{header.path}: {entry.name} of shape {entry.shape} cannot be {kind.name}; the file is damaged")
-    return int(np.prod(entry.shape, dtype=object)) // block * block_bytes
+    return math.prod(entry.shape) // block * block_bytes
 
 
 def _hf_name(header: GgufHeader, entry: TensorEntry) -> str:
@@ -110,7 +122,7 @@ def _dequantise(raw: npt.NDArray[np.uint8], kind: Kind, shape: tuple[int, ...]) 
     if kind in (Kind.F32, Kind.F16):
         form: Any = np.dtype("<f4" if kind is Kind.F32 else "<f2")
         return torch.from_numpy(raw.view(form).reshape(shape).copy())
-    rows = raw.reshape(int(np.prod(shape[:-1], dtype=np.int64)), -1)
+    rows = raw.reshape(math.prod(shape[:-1]), -1)
     out = np.empty((len(rows), shape[-1]), np.float32)
     step = max(1, _PIECE_BYTES // rows.shape[1])
     for first in range(0, len(rows), step):

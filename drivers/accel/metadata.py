@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from attnix.gguf_header import GgufError, read_header
 
@@ -11,6 +11,8 @@ from .config import ModelConfig
 from .gguf_config import config_from_gguf
 from .hf_config import config_from_hf
 from .model_files import ModelError, ModelFiles, find_files, read_json
+
+MAX_HEAD_DIM: Final = 256
 
 
 class Metadata(NamedTuple):
@@ -30,10 +32,16 @@ def load_config(path: str | os.PathLike[str]) -> ModelConfig:
 
 
 def config_of(files: ModelFiles) -> ModelConfig:
-    """The same for files already found."""
+    """The same for files already found; geometries that the forward pass cannot compute are refused here."""
     if files.layout == "hf":
-        return config_from_hf(read_json(files.path / "config.json"), files.path / "config.json")
-    try:
-        return config_from_gguf(read_header(files.path))
-    except GgufError as error:
-        raise ModelError(str(error)) from error
+        config = config_from_hf(read_json(files.path / "config.json"), files.path / "config.json")
+    else:
+        try:
+            config = config_from_gguf(read_header(files.path))
+        except GgufError as error:
+            raise ModelError(str(error)) from error
+    if config.o_bias:
+        raise ModelError(f"{files.path}: a bias on the attention's output projection is not supported")
+    if config.head_dim > MAX_HEAD_DIM:
+        raise ModelError(f"{files.path}: head_dim {config.head_dim} exceeds {MAX_HEAD_DIM}")
+    return config

@@ -12,15 +12,18 @@
     model.norm.weight                                           [hidden]
     lm_head.weight                                              [vocab, hidden], absent when tied
 
-Files are mapped, and tensors are converted one at a time: never two copies of the whole.
+Files are mapped and a tensor is read when it is asked for: whoever packs the weights in a layout of its own never holds
+two copies of the whole.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final, Protocol
 
 import safetensors
 import torch
@@ -28,47 +31,84 @@ import torch
 from attnix.gguf_header import GgufError, read_header
 
 from .config import ModelConfig
-from .gguf_weights import read_tensors
+from .gguf_weights import GgufTensors
 from .metadata import Metadata, config_of
 from .model_files import ModelError, find_files
 
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # buffers that old checkpoints saved
+_IGNORED_SUFFIXES: Final = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # buffers that old checkpoints saved
+_WIDTHS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes
+
+
+class TensorFile(Protocol):
+    """Where tensors come from."""
+
+    shapes: dict[str, tuple[int, ...]]
+    storage: Counter[str]
+
+    def read(self, name: str) -> torch.Tensor: ...
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """name -> tensor, read anew at each access and not kept."""
+
+    def __init__(self, source: TensorFile, names: list[str], dtype: torch.dtype | None) -> None:
+        self._source = source
+        self._names = dict.fromkeys(names)
+        self._dtype = dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor = self._source.read(name)
+        return tensor if self._dtype is None else tensor.to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def open_model(
+    path: str | os.PathLike[str], dtype: torch.dtype | None = None
+) -> tuple[ModelConfig, Weights, Metadata]:
+    """Check that everything is there and fits, and read nothing yet.
+
+    dtype  what each tensor is converted to; None: as stored (float32 where quantised)
+    Error: ModelError: not supported, incomplete, truncated, or shapes that do not fit the geometry.
+    """
+    files = find_files(path)
+    config = config_of(files)
+    source: TensorFile
+    if files.layout == "hf":
+        source = _SafeTensors(files.weights, config)
+    else:
+        try:
+            source = GgufTensors(read_header(files.path), config)
+        except GgufError as error:
+            raise ModelError(str(error)) from error
+    shapes = expected_shapes(config)
+    for name, shape in source.shapes.items():
+        if name not in shapes:
+            raise ModelError(f"{files.path} has the tensor {name}, for which a {config.arch} model like this has no place")
+        if shape != shapes[name]:
+            raise ModelError(f"{files.path}: {name} has shape {shape}, the geometry says {shapes[name]}")
+    missing = [name for name in shapes if name not in source.shapes]
+    if missing:
+        raise ModelError(
+            f"{files.path} lacks {len(missing)} of {len(shapes)} tensors, the first is {missing[0]}: fetch the model again"
+        )
+    storage = ", ".join(kind for kind, _ in source.storage.most_common())
+    scalars = sum(math.prod(shape) for shape in shapes.values())
+    return config, Weights(source, list(shapes), dtype), Metadata(files, storage, scalars)
 
 
 def load_model(
     path: str | os.PathLike[str], dtype: torch.dtype | None = None
 ) -> tuple[ModelConfig, dict[str, torch.Tensor], Metadata]:
-    """Read geometry and weights.
-
-    dtype  what the tensors are converted to; None: as stored (float32 where quantised)
-    Error: ModelError: not supported, incomplete, truncated, or shapes that do not fit the geometry.
-    """
-    files = find_files(path)
-    config = config_of(files)
-    shapes = expected_shapes(config)
-    stored: Counter[str] = Counter()
-    weights: dict[str, torch.Tensor] = {}
-    if files.layout == "hf":
-        tensors = _safetensors(files.weights, set(shapes), stored)
-    else:
-        try:
-            header = read_header(files.path)
-        except GgufError as error:
-            raise ModelError(str(error)) from error
-        tensors = read_tensors(header, config, stored)
-    for name, tensor in tensors:
-        if name not in shapes:
-            raise ModelError(f"{files.path} has the tensor {name}, which a {config.arch} model of this shape has no place for")
-        if tuple(tensor.shape) != shapes[name]:
-            raise ModelError(f"{files.path}: {name} has shape {tuple(tensor.shape)}, the geometry says {shapes[name]}")
-        weights[name] = tensor if dtype is None else tensor.to(dtype)
-    missing = [name for name in shapes if name not in weights]
-    if missing:
-        raise ModelError(
-            f"{files.path} lacks {len(missing)} of {len(shapes)} tensors, the first is {missing[0]}: fetch the model again"
-        )
-    storage = ", ".join(kind for kind, _ in stored.most_common())
-    return config, weights, Metadata(files, storage, sum(tensor.numel() for tensor in weights.values()))
+    """`open_model`, with all tensors read."""
+    config, weights, metadata = open_model(path, dtype)
+    return config, dict(weights), metadata
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -99,18 +139,29 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _safetensors(files: tuple[Path, ...], wanted: set[str], stored: Counter[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    tied = "lm_head.weight" not in wanted
-    for file in files:
-        try:
-            with safetensors.safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118: not a dict
-                    if name.endswith(_IGNORED_SUFFIXES) or (tied and name == "lm_head.weight"):
+class _SafeTensors:
+    """The tensors of one or several safetensors files."""
+
+    def __init__(self, files: tuple[Path, ...], config: ModelConfig) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.storage: Counter[str] = Counter()
+        self._opened: dict[str, Any] = {}
+        for file in files:
+            try:
+                opened: Any = safetensors.safe_open(file, framework="pt")
+                for name in opened.keys():  # noqa: SIM118: not a mapping
+                    if name.endswith(_IGNORED_SUFFIXES) or (config.tied and name == "lm_head.weight"):
                         continue
-                    tensor = opened.get_tensor(name)
-                    if not tensor.is_floating_point():
-                        raise ModelError(f"{file}: {name} is {tensor.dtype}; only float weights are supported")
-                    stored[str(tensor.dtype).removeprefix("torch.")] += tensor.nbytes
-                    yield name, tensor
-        except safetensors.SafetensorError as error:
-            raise ModelError(f"{file} cannot be read ({error}): it is truncated or damaged, fetch it again") from error
+                    entry = opened.get_slice(name)
+                    if entry.get_dtype() not in _WIDTHS:
+                        raise ModelError(f"{file}: {name} is {entry.get_dtype()}; only float weights are supported")
+                    self.shapes[name] = tuple(entry.get_shape())
+                    self.storage[entry.get_dtype()] += math.prod(entry.get_shape()) * _WIDTHS[entry.get_dtype()]
+                    self._opened[name] = opened
+            except safetensors.SafetensorError as error:
+                raise ModelError(f"{file} cannot be read ({error}): truncated or damaged, fetch it again") from error
+
+    def read(self, name: str) -> torch.Tensor:
+        """A view of the mapped file."""
+        tensor: torch.Tensor = self._opened[name].get_tensor(name)
+        return tensor

@@ -1,0 +1,274 @@
+"""The accel driver as a backend of the driver protocol: packs a model, runs passes on the arena, samples.
+
+It keeps nothing about contexts: a pass names everything, and what it wrote lies in the frames.
+
+What a pass returns per sequence, in batch order (kernel/events.py, ExecDone):
+
+    SAMPLE   a token, drawn from the logits of the sequence's last position, and its log-probability
+    FORWARD  the `logprobs` most likely tokens there (also for SAMPLE with logprobs > 0)
+    SCORE    log P(token at p | tokens before p) for every p in max(score_from, start + 1) .. start + ntokens - 1: the
+             token at p is the pass's own, its probability comes from the logits of p - 1.  So passes that score a long
+             text overlap by one token, and the first token of a context has no score.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, SEQ_FIELDS
+from attnix.kernel.errors import E
+from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.geometry import RowLayout
+from attnix.kernel.params import BLOCK_TOKENS
+
+from ..memfd import advise_huge_pages, map_read_only, map_shared
+from ..protocol import PROTOCOL_VERSION, Probe
+from ..serve import ConfigError, DriverArguments
+from .config import ELEMENT_BYTES, KvDtype
+from .identity import fingerprint
+from .model import Model, Numerics, PageRows, PassRefused, Refusal
+from .model_files import ModelError
+from .sampler import BadLogits, sample, token_logprobs, top_logprobs
+from .weights import open_model
+
+SEQ_DTYPE: Final = np.dtype(SEQ_FIELDS)
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class AccelConfig(NamedTuple):
+    """The driver's settings, as they come in --config.
+
+    model         path of a Hugging Face directory or GGUF file
+    slots, entries  layout of the page-table rows (kernel/geometry.py)
+    block_tokens  tokens per frame
+    dtype         of the packed weights: float32 | bfloat16
+    kv_dtype      of the frames: float32 | bfloat16
+    numerics      fast | invariant
+    threads       0: one per core
+    cache_dir     where content digests are kept between runs; "": nowhere
+    """
+
+    model: str
+    slots: int
+    entries: int
+    block_tokens: int = BLOCK_TOKENS
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    kv_dtype: KvDtype = "bfloat16"
+    numerics: Numerics = "fast"
+    threads: int = 0
+    cache_dir: str = ""
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> AccelConfig:
+        """Check names, types and choices.  Error: ConfigError."""
+        choices = {"dtype": tuple(DTYPES), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant")}
+        for name, value in raw.items():
+            if name not in cls._fields:
+                raise ConfigError(f"unknown setting {name!r}; there are {', '.join(cls._fields)}")
+            kind = int if name in ("slots", "entries", "block_tokens", "threads") else str
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigError(f"setting {name!r} must be {kind.__name__}, not {value!r}")
+            if name in choices and value not in choices[name]:
+                raise ConfigError(f"setting {name!r} must be one of {', '.join(choices[name])}, not {value!r}")
+        missing = [name for name in ("model", "slots", "entries") if name not in raw]
+        if missing:
+            raise ConfigError(f"setting {missing[0]!r} is required")
+        config = cls(**raw)
+        if min(config.slots, config.entries, config.block_tokens) < 1 or config.threads < 0:
+            raise ConfigError("slots, entries and block_tokens must be positive, threads not negative")
+        return config
+
+
+class Want(NamedTuple):
+    """Which token rows of a pass need logits.
+
+    rows   [w] i32   token rows, first those of `last`, then those of each SCORE sequence in batch order
+    last   [n] i64   sequences whose last position is wanted (SAMPLE or FORWARD)
+    scored           per SCORE sequence: the target tokens of its rows
+    """
+
+    rows: npt.NDArray[np.int32]
+    last: npt.NDArray[np.int64]
+    scored: list[npt.NDArray[np.int32]]
+
+
+def wanted_rows(seqs: npt.NDArray[Any], tokens: npt.NDArray[np.int32]) -> Want:
+    """Work out `Want`; see the module's text for SCORE."""
+    last = np.flatnonzero(seqs["flags"] & (SAMPLE | FORWARD))
+    ends = seqs["token_offset"] + seqs["ntokens"]
+    rows = [(ends[last] - 1).astype(np.int32)]
+    scored: list[npt.NDArray[np.int32]] = []
+    for seq in seqs[(seqs["flags"] & SCORE) != 0]:
+        start, offset = int(seq["start"]), int(seq["token_offset"])
+        first = max(int(seq["score_from"]) - start, 1)  # index, within the pass, of the first token with a score
+        indices = np.arange(first, int(seq["ntokens"]), dtype=np.int32)
+        rows.append(offset + indices - 1)
+        scored.append(tokens[offset + indices])
+    return Want(np.concatenate(rows, dtype=np.int32), last, scored)
+
+
+class AccelBackend:
+    """One model on one arena.  Error at construction: ConfigError (another try would end the same way)."""
+
+    def __init__(self, config: AccelConfig, arena: Any, rows: Any) -> None:
+        try:
+            shape, weights, metadata = open_model(config.model, DTYPES[config.dtype])
+            cache_dir = Path(config.cache_dir) if config.cache_dir else None
+            self._fingerprint = fingerprint(metadata.files.weights, shape, cache_dir)
+            self._model = Model(
+                shape,
+                weights,
+                kv_dtype=config.kv_dtype,
+                dtype=config.dtype,
+                numerics=config.numerics,
+                threads=config.threads,
+            )
+            self._frame_bytes = shape.frame_bytes(config.block_tokens, config.kv_dtype)
+            frames = memoryview(arena).cast("B")
+            self._capacity_frames = len(frames) // self._frame_bytes
+            if self._capacity_frames == 0:
+                raise ConfigError(f"an arena of {len(frames)} bytes cannot hold a frame of {self._frame_bytes}")
+            layout = RowLayout(config.slots, config.entries)
+            if len(memoryview(rows)) < layout.total_bytes:
+                raise ConfigError(f"{len(memoryview(rows))} bytes of page-table rows, {layout} needs {layout.total_bytes}")
+            self._model.attach(arena, PageRows.over(rows, layout), config.block_tokens, self._capacity_frames)
+        except (ModelError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+        self._config = config
+        self._name = metadata.files.name
+        self._frames = frames
+        self._vocab = shape.vocab
+        self._counters = {
+            "passes": 0,
+            "sequences": 0,
+            "computed_tokens": 0,
+            "compute_ns": 0,
+            "copied_frames": 0,
+            "dropped_frames": 0,
+            "refused": 0,
+        }
+
+    def probe(self) -> Probe:
+        return Probe(
+            protocol=PROTOCOL_VERSION,
+            kind="accel",
+            pid=os.getpid(),
+            fingerprint=self._fingerprint,
+            capabilities=("exec", "drop"),
+            capacity_frames=self._capacity_frames,
+            frame_bytes=self._frame_bytes,
+            alignment_bytes=1,
+            vocab_tokens=self._vocab,
+            numerics=self._config.numerics,
+            # KV depends on the precision of the weights too; the engine's name is part of every block key.
+            engine=f"{self._model.engine}/{self._config.dtype}",
+            model=self._name,
+        )
+
+    def execute(self, effect: Exec) -> ExecDone | ExecFailed:
+        """One pass.  ExecFailed: refused by the engine's checks (nothing was done) or logits that are not finite."""
+        began_ns = time.perf_counter_ns()
+        try:
+            done = self._run(effect, began_ns)
+        except PassRefused as refused:
+            code = E.ESTALE if refused.reason is Refusal.STALE else E.EINVAL
+            return self._failed(effect, code, str(refused))
+        except BadLogits as bad:
+            return self._failed(effect, E.EIO, str(bad))
+        except ValueError as error:
+            return self._failed(effect, E.EINVAL, str(error))
+        self._counters["passes"] += 1
+        self._counters["sequences"] += len(effect.seqs) // SEQ_BYTES
+        self._counters["computed_tokens"] += done.computed_tokens
+        self._counters["compute_ns"] += done.compute_ns
+        self._counters["copied_frames"] += len(effect.copies) // 8
+        return done
+
+    def copied_frames(self) -> int:
+        return self._counters["copied_frames"]
+
+    def drop(self, frames: Sequence[int]) -> None:
+        if any(not 0 <= frame < self._capacity_frames for frame in frames):
+            raise ValueError(f"a frame outside 0..{self._capacity_frames - 1}")
+        zeros = bytes(self._frame_bytes)
+        for frame in frames:
+            self._frames[frame * self._frame_bytes : (frame + 1) * self._frame_bytes] = zeros
+        self._counters["dropped_frames"] += len(frames)
+
+    def health(self) -> dict[str, int]:
+        return dict(self._counters)
+
+    def _failed(self, effect: Exec, code: E, reason: str) -> ExecFailed:
+        self._counters["refused"] += 1
+        return ExecFailed(effect.device, effect.seq, code, reason)
+
+    def _run(self, effect: Exec, began_ns: int) -> ExecDone:
+        if len(effect.seqs) % SEQ_BYTES or len(effect.tokens) % 4 or len(effect.copies) % 8:
+            raise ValueError("seqs, tokens or copies are not whole records")
+        seqs = np.frombuffer(effect.seqs, SEQ_DTYPE)
+        tokens = np.frombuffer(effect.tokens, np.int32)
+        copies = np.frombuffer(effect.copies, np.int32).reshape(-1, 2)
+        ends = np.cumsum(seqs["ntokens"], dtype=np.int64)
+        if len(seqs) and (seqs["ntokens"].min() < 1 or ends[-1] != len(tokens) or (seqs["token_offset"] != ends - seqs["ntokens"]).any()):
+            raise ValueError(f"the sequences' tokens are not the {len(tokens)} tokens of the pass, one after the other")
+        histories = _histories(seqs, effect.histories)
+        want = wanted_rows(seqs, tokens)
+        logits = self._model.forward(seqs, tokens, copies, want.rows)
+
+        last, flags = logits[: len(want.last)], seqs["flags"][want.last]
+        sampling = np.flatnonzero(flags & SAMPLE)
+        chosen = want.last[sampling]
+        whole = len(sampling) == len(last)
+        drawn = sample(last if whole else last[sampling], seqs[chosen], [histories[int(seq)] for seq in chosen])
+        tops: list[tuple[bytes, bytes]] = []
+        for row, sequence in enumerate(want.last):
+            if flags[row] & FORWARD or seqs["logprobs"][sequence] > 0:
+                top = top_logprobs(last[row], int(seqs["logprobs"][sequence]))
+                tops.append((top.tokens.tobytes(), top.logprobs.tobytes()))
+        scores: list[bytes] = []
+        at = len(last)
+        for targets in want.scored:
+            scores.append(token_logprobs(logits[at : at + len(targets)], targets).tobytes())
+            at += len(targets)
+        return ExecDone(
+            effect.device,
+            effect.seq,
+            drawn.tokens.tobytes(),
+            drawn.logprobs.tobytes(),
+            tuple(tops),
+            tuple(scores),
+            len(tokens),
+            time.perf_counter_ns() - began_ns,
+        )
+
+
+def _histories(seqs: npt.NDArray[Any], given: Sequence[bytes]) -> list[npt.NDArray[np.int32] | None]:
+    """One entry per sequence: its tokens before the sampled one where HISTORY is set.  Error: ValueError."""
+    carrying = np.flatnonzero(seqs["flags"] & HISTORY)
+    if len(carrying) != len(given):
+        raise ValueError(f"{len(given)} histories for {len(carrying)} sequences with the HISTORY flag")
+    out: list[npt.NDArray[np.int32] | None] = [None] * len(seqs)
+    for sequence, history in zip(carrying, given, strict=True):
+        tokens = np.frombuffer(history, np.int32)
+        length = int(seqs["start"][sequence]) + int(seqs["ntokens"][sequence])
+        if len(tokens) != length:
+            raise ValueError(f"a history of {len(tokens)} tokens for a context of {length}")
+        out[sequence] = tokens
+    return out
+
+
+def make_backend(arguments: DriverArguments) -> AccelBackend:
+    """Build the backend that a driver's command line describes.  Error: ConfigError."""
+    config = AccelConfig.from_json(arguments.config)
+    torch.set_num_threads(1)  # torch only converts weights here; the engine has its own threads, and two pools fight
+    arena = map_shared(arguments.arena_fd)
+    advise_huge_pages(arena)
+    return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)))
