@@ -60,10 +60,10 @@ _PROCESS, _CONTEXT, _COMPUTE, _SYSTEM = GROUPS
 _HANDLE: Final = "EBADF ESTALE"
 
 CALLS: Final[tuple[Call, ...]] = (
-    _call(1, "hello", _PROCESS, c.HelloArgs, c.HelloResult, "", """
-        Say who is calling and which ABI version it speaks; learn the server's, the connection's own process and the
-        uid that the socket proved.  A connection may call it at any time, or never: it changes nothing.  A version
-        that this server does not speak is EINVAL, with both numbers in the detail.
+    _call(1, "hello", _PROCESS, c.HelloArgs, c.HelloResult, "EEXIST", """
+        Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket proved.  It
+        gives the connection its own process, named `client`; calls that need one are EINVAL before it, calls that only
+        look work without it.  Once per connection (EEXIST).  A version that this server does not speak is EINVAL.
         """),
     _call(2, "spawn", _PROCESS, c.SpawnArgs, c.SpawnResult, f"{_HANDLE} ENOENT ENOMEM", """
         Make a child process of the connection's own.  With `fork_of` it starts with a fork of that context, and the
@@ -95,9 +95,9 @@ CALLS: Final[tuple[Call, ...]] = (
         Make an empty context in a process.  The handle is valid on this connection only; the cid names it in `ps` and
         to calls that only look.  It takes no frames until something is appended.
         """),
-    _call(21, "fork", _CONTEXT, c.ForkArgs, c.ForkResult, f"{_HANDLE} EBUSY ENOMEM E2BIG", """
+    _call(21, "fork", _CONTEXT, c.ForkArgs, c.ForkResult, f"{_HANDLE} ENOMEM", """
         Make `n` contexts with the same log, all or none.  Full blocks are shared and the partial tail is copied when
-        somebody writes to it, so a fork costs page-table entries, not KV.  A context that generates cannot be forked.
+        somebody writes to it, so a fork costs page-table entries, not KV.
         """),
     _call(22, "append", _CONTEXT, c.AppendArgs, c.AppendResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENOSYS EIO EHOSTDOWN", """
         Add tokens to a context's log and start computing them; the answer does not wait for the computation.  Exactly
@@ -109,8 +109,9 @@ CALLS: Final[tuple[Call, ...]] = (
         Cut the log to its first `length` tokens.  Whole blocks past the cut are let go, and a block that others share
         is not touched.
         """),
-    _call(25, "release", _CONTEXT, c.CtxArgs, c.Empty, f"{_HANDLE} EBUSY", """
-        Give a context back.  Its full blocks stay as cache until their frames are needed; the handle is stale from now on.
+    _call(25, "release", _CONTEXT, c.CtxArgs, c.Empty, _HANDLE, """
+        Give a context back.  Its full blocks stay as cache until their frames are needed, what still runs on it is
+        cancelled, and the handle is stale from now on.
         """),
     _call(26, "stat", _CONTEXT, c.LookArgs, c.ContextRow, f"{_HANDLE} ENOENT EACCES", """
         One context's state, size, sharing and usage, named by handle or, from any connection of its uid, by cid.
@@ -133,7 +134,7 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(42, "score", _COMPUTE, c.ScoreArgs, c.ScoreResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
         The log-probability of each of `tokens` as the continuation of the context, which stays as it is.
         """),
-    _call(43, "cancel", _COMPUTE, c.CancelArgs, c.Empty, "ENOENT EBUSY", """
+    _call(43, "cancel", _COMPUTE, c.CancelArgs, c.Empty, "ENOENT", """
         End a request outstanding on this connection.  A generation ends with reason `cancelled` and keeps its tokens;
         forward, score and wait end with ECANCELED.  The request's own reply comes once in any case.
         """),

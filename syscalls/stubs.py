@@ -62,9 +62,10 @@ class SyncPlainCalls(ABC):
     def _invoke(self, name: str, args: Record, result: type[R]) -> R: ...
 
     def hello(self, client: str, version: int) -> HelloResult:
-        """Say who is calling and which ABI version it speaks; learn the server's, the connection's own process
-        and the uid that the socket proved. A connection may call it at any time, or never: it changes
-        nothing. A version that this server does not speak is EINVAL, with both numbers in the detail.
+        """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket
+        proved. It gives the connection its own process, named `client`; calls that need one are EINVAL
+        before it, calls that only look work without it. Once per connection (EEXIST). A version that this
+        server does not speak is EINVAL.
         """
         return self._invoke("hello", HelloArgs(client, version), HelloResult)
 
@@ -104,8 +105,7 @@ class SyncPlainCalls(ABC):
 
     def fork(self, ctx: int, n: int = 1) -> ForkResult:
         """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is
-        copied when somebody writes to it, so a fork costs page-table entries, not KV. A context that
-        generates cannot be forked.
+        copied when somebody writes to it, so a fork costs page-table entries, not KV.
         """
         return self._invoke("fork", ForkArgs(ctx, n), ForkResult)
 
@@ -131,8 +131,8 @@ class SyncPlainCalls(ABC):
         return self._invoke("truncate", TruncateArgs(ctx, length), TruncateResult)
 
     def release(self, ctx: int) -> None:
-        """Give a context back. Its full blocks stay as cache until their frames are needed; the handle is
-        stale from now on.
+        """Give a context back. Its full blocks stay as cache until their frames are needed, what still runs on
+        it is cancelled, and the handle is stale from now on.
         """
         self._invoke("release", CtxArgs(ctx), Empty)
 
@@ -266,9 +266,10 @@ class AsyncPlainCalls(ABC):
     async def _invoke(self, name: str, args: Record, result: type[R]) -> R: ...
 
     async def hello(self, client: str, version: int) -> HelloResult:
-        """Say who is calling and which ABI version it speaks; learn the server's, the connection's own process
-        and the uid that the socket proved. A connection may call it at any time, or never: it changes
-        nothing. A version that this server does not speak is EINVAL, with both numbers in the detail.
+        """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket
+        proved. It gives the connection its own process, named `client`; calls that need one are EINVAL
+        before it, calls that only look work without it. Once per connection (EEXIST). A version that this
+        server does not speak is EINVAL.
         """
         return await self._invoke("hello", HelloArgs(client, version), HelloResult)
 
@@ -308,8 +309,7 @@ class AsyncPlainCalls(ABC):
 
     async def fork(self, ctx: int, n: int = 1) -> ForkResult:
         """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is
-        copied when somebody writes to it, so a fork costs page-table entries, not KV. A context that
-        generates cannot be forked.
+        copied when somebody writes to it, so a fork costs page-table entries, not KV.
         """
         return await self._invoke("fork", ForkArgs(ctx, n), ForkResult)
 
@@ -335,8 +335,8 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("truncate", TruncateArgs(ctx, length), TruncateResult)
 
     async def release(self, ctx: int) -> None:
-        """Give a context back. Its full blocks stay as cache until their frames are needed; the handle is
-        stale from now on.
+        """Give a context back. Its full blocks stay as cache until their frames are needed, what still runs on
+        it is cancelled, and the handle is stale from now on.
         """
         await self._invoke("release", CtxArgs(ctx), Empty)
 

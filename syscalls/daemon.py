@@ -1,0 +1,162 @@
+"""The daemon: the event loop around the kernel, from the first connection to an orderly end.
+
+    listener = Listener(path)                       # refuses a second daemon before anything is loaded
+    daemon = Daemon(kernel, listener, text, port)   # ports.py says what each must do
+    status = await daemon.run()                     # on uvloop; drivers report through daemon.feed(event)
+
+One Python thread runs here (DESIGN.md §10, item 21): reading, stepping the kernel, writing.  Drivers and the text
+worker are processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Final
+
+from attnix.kernel.events import Bug, Event
+
+from .connection import Connection, HangupWatch
+from .dispatch import Dispatcher
+from .listen import Credentials, Listener, peer_credentials
+from .ports import DriverPort, KernelPort, TextPort
+
+EXIT_PANIC: Final = 70  # sysexits.h: internal software error
+CANCEL_SECONDS: Final = 2.0  # at the end: for generations to finish their pass
+FLUSH_SECONDS: Final = 2.0  # at the end: for clients to read their last answers
+_LONGEST_TIMER_NS: Final = 3_600_000_000_000  # a longer one is set again: loops overflow at very long delays
+
+
+class Daemon:
+    """Serves one kernel on one socket.
+
+    kernel       `KernelPort`; after construction only `run` and `feed` may step it
+    listener     the socket, already listening; closed by `run`
+    text         `TextPort`, or None for a model without a tokenizer; closed by `run`
+    port         `DriverPort`; closed by `run`
+    credentials  who is at the other end of a descriptor (a test may say otherwise)
+    """
+
+    def __init__(
+        self,
+        kernel: KernelPort,
+        listener: Listener,
+        text: TextPort | None,
+        port: DriverPort,
+        *,
+        credentials: Callable[[int], Credentials] = peer_credentials,
+    ) -> None:
+        self._listener = listener
+        self._text = text
+        self._port = port
+        self._peer_credentials = credentials
+        self._owner_uid = os.geteuid()
+        self._connections: set[Connection] = set()
+        self._stopping = asyncio.Event()
+        self._status = 0
+        self.dispatcher: Final = Dispatcher(
+            kernel,
+            port,
+            text,
+            on_timer=_on_timer,
+            on_halt=lambda: self.stop("shutdown"),
+            on_panic=self._panic,
+        )
+
+    def feed(self, event: Event) -> None:
+        """Give the kernel something that happened outside: a driver's answer, its death."""
+        self.dispatcher.feed(event)
+
+    def log(self, level: str, text: str) -> None:
+        """A line for dmesg."""
+        self.dispatcher.feed(Bug(level, text))
+
+    def stop(self, why: str) -> None:
+        """Begin the orderly end; `run` returns when it is done."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            if self._status == 0:
+                self.log("info", f"going down: {why}")
+
+    async def run(self, ready: Callable[[], None] | None = None) -> int:
+        """Serve until `shutdown`, SIGTERM, SIGINT, `stop` or a panic; the exit status.  `ready` is called when serving."""
+        loop = asyncio.get_running_loop()
+        _raise_descriptor_limit()
+        watch = HangupWatch(loop)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self.stop, f"signal {signum.name}")
+        server = await loop.create_unix_server(
+            lambda: Connection(
+                self.dispatcher, watch, self._peer_credentials, self._may_connect, self._connections
+            ),
+            sock=self._listener.socket,
+        )
+        gc.collect()
+        gc.freeze()  # what exists now lives as long as the daemon: no collection need look at it again
+        if ready is not None:
+            ready()
+        try:
+            await self._stopping.wait()
+        finally:
+            server.close()
+            await self._end_conversations()
+            watch.close()
+            if self._text is not None:
+                await self._text.close()
+            await self._port.close()
+            self._listener.close()
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(signum)
+            gc.unfreeze()
+        return self._status
+
+    async def _end_conversations(self) -> None:
+        """Every request gets its answer, and every client the time to read it."""
+        dispatcher = self.dispatcher
+        if self._status == 0:
+            dispatcher.cancel_all()
+            await _until(lambda: dispatcher.outstanding == 0, CANCEL_SECONDS)
+        dispatcher.abandon()
+        for client in dispatcher.clients:
+            client.peer.finish()
+        await _until(lambda: not self._connections, FLUSH_SECONDS)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _may_connect(self, credentials: Credentials) -> str:
+        if credentials.uid == self._owner_uid:
+            return ""
+        return f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
+
+    def _panic(self, error: BaseException, event: Event | None) -> None:
+        """Broken state is not served from: say everything that is known, stop."""
+        self._status = EXIT_PANIC
+        print("attnix: panic: the kernel's state cannot be trusted; stopping", file=sys.stderr)
+        print(f"  while handling {str(event)[:2000]}", file=sys.stderr)
+        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.flush()
+        self.stop("panic")
+
+
+def _on_timer(delay_ns: int, fire: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(min(delay_ns, _LONGEST_TIMER_NS) / 1e9, fire)
+
+
+async def _until(holds: Callable[[], bool], seconds: float) -> None:
+    """Wait until `holds`, at most that long."""
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        await asyncio.sleep(0.005)
+
+
+def _raise_descriptor_limit() -> None:
+    """A descriptor per client: take what the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

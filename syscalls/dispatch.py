@@ -1,0 +1,468 @@
+"""Between connections and the kernel: requests become events, effects become bytes.
+
+One *turn* is everything that follows from one thing that happened (bytes from a client, a driver's answer, a timer):
+events are stepped until none is left, and then each connection that has something to send writes it once.  Replies go
+through one place, which knows the requests outstanding on every connection, so each gets exactly one (invariant I9).
+
+Nothing that a client sends can raise here.  What the kernel raises is a Panic or a bug in it; either way its state
+cannot be trusted any more, so the turn ends, nothing is sent, and the daemon stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol, cast
+
+from attnix.kernel.calls import AppendArgs, CancelArgs, GenerateArgs, GenerateResult, Usage
+from attnix.kernel.errors import Detail, E, Errno
+from attnix.kernel.events import (
+    Bug,
+    Connect,
+    Disconnect,
+    Effect,
+    Event,
+    Exec,
+    Halt,
+    Pause,
+    Reply,
+    RestartDriver,
+    Resume,
+    SetTimer,
+    StopAt,
+    Syscall,
+    Timer,
+    Tokens,
+)
+from attnix.kernel.params import MAX_REQUESTS
+
+from . import wire
+from .framing import Oversized
+from .listen import Credentials
+from .ports import DriverPort, Failure, KernelPort, TextPort
+from .streams import Stream
+from .wire import ROUTES, Refusal, Route, envelope
+
+TAIL_TOKENS: Final = 64  # how much of a context's end the chat template wants to see
+
+_APPEND: Final = next(route for route in ROUTES.values() if route.name == "append")
+_GENERATE: Final = next(route for route in ROUTES.values() if route.name == "generate")
+_NO_TOKENIZER: Final = "this model has no tokenizer: send token ids"
+
+
+class Peer(Protocol):
+    """The transport half of a connection (connection.py)."""
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; never blocks, never raises."""
+        ...
+
+    def set_reading(self, reading: bool) -> None:
+        """Stop or go on taking bytes from the client."""
+        ...
+
+    def finish(self) -> None:
+        """Send what is queued, then close."""
+        ...
+
+
+class Client:
+    """What the daemon knows of one connection.
+
+    inbox        messages that came and were not taken yet
+    outbox       bytes to write at the end of this turn
+    outstanding  requests without their reply yet
+    waiting      a text job must end before the next request is taken: requests of a connection stay in order
+    """
+
+    __slots__ = (
+        "conn",
+        "ended",
+        "faulted",
+        "inbox",
+        "outbox",
+        "outstanding",
+        "peer",
+        "streams",
+        "unread",
+        "waiting",
+    )
+
+    def __init__(self, conn: int, peer: Peer) -> None:
+        self.conn: Final = conn
+        self.peer: Final = peer
+        self.inbox: deque[bytes | Oversized] = deque()
+        self.outbox: list[bytes] = []
+        self.outstanding: dict[int, Route] = {}
+        self.streams: dict[int, Stream] = {}
+        self.waiting = False
+        self.unread = False  # it leaves too much unread
+        self.ended = False  # it sends no more, and leaves when its last answer is out
+        self.faulted = False  # its framing is lost: it leaves when what is written now is out
+
+
+class Dispatcher:
+    """port, text: see ports.py; text None means a model without a tokenizer.
+
+    on_timer(delay_ns, fire)  calls `fire` after that time, once
+    on_halt()                 the kernel accepted a shutdown
+    on_panic(error, event)    the kernel broke; no event is taken after it
+    """
+
+    def __init__(
+        self,
+        kernel: KernelPort,
+        port: DriverPort,
+        text: TextPort | None,
+        *,
+        on_timer: Callable[[int, Callable[[], None]], None],
+        on_halt: Callable[[], None],
+        on_panic: Callable[[BaseException, Event | None], None],
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._kernel = kernel
+        self._port = port
+        self._text = text
+        self._on_timer = on_timer
+        self._on_halt = on_halt
+        self._on_panic = on_panic
+        self._clock = clock
+        self._clients: dict[int, Client] = {}
+        self._events: deque[Event] = deque()
+        self._dirty: dict[int, Client] = {}
+        self._in_turn = False
+        self._now_ns = 0
+        self._event: Event | None = None
+        self._last_conn = 0
+        self._dead = False
+        self.accepting = True  # False once the system goes down: requests are ECANCELED
+        self._performers: Final[dict[type[Effect], Callable[..., None]]] = {
+            Reply: self._on_reply,
+            Tokens: self._on_tokens,
+            Exec: port.exec,
+            SetTimer: self._on_set_timer,
+            RestartDriver: lambda effect: port.restart(effect.device, effect.reason),
+            Halt: lambda effect: self._on_halt(),
+        }
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def connect(self, peer: Peer, credentials: Credentials) -> Client:
+        """A client whose credentials were accepted."""
+        self._last_conn += 1
+        client = self._clients[self._last_conn] = Client(self._last_conn, peer)
+        self.feed(Connect(client.conn, credentials.uid, credentials.gid, credentials.pid))
+        return client
+
+    def disconnect(self, client: Client) -> None:
+        """It is gone: what it held is released in this step, and nothing is sent to it any more."""
+        if self._clients.pop(client.conn, None) is not None:
+            client.inbox.clear()
+            client.outbox.clear()
+            client.outstanding.clear()
+            client.streams.clear()
+            self._dirty.pop(client.conn, None)
+            self.feed(Disconnect(client.conn))
+
+    def end_of_requests(self, client: Client, have_bytes: int, missing_bytes: int) -> None:
+        """It sends no more but still reads; bytes of a truncated message get an answer."""
+        client.ended = True
+        if have_bytes:
+            self._refuse(client, wire.refuse_truncated(have_bytes, missing_bytes))
+        self._turn(lambda: self._leave_if_done(client))
+
+    def receive(self, client: Client, messages: list[bytes | Oversized]) -> None:
+        """Messages came."""
+        client.inbox.extend(messages)
+        self._turn(lambda: self._take(client))
+
+    def feed(self, event: Event) -> None:
+        """Something else happened: a driver answered, a client left too much unread, a line for dmesg."""
+        self._events.append(event)
+        if not self._in_turn:
+            self._turn(None)
+
+    def set_unread(self, client: Client, unread: bool) -> None:
+        """It leaves too much unread, or has read on: pauses its generations, and its requests too."""
+        client.unread = unread
+        client.peer.set_reading(not (unread or client.waiting))
+        self.feed(Pause(client.conn) if unread else Resume(client.conn))
+        if not unread:
+            self._turn(lambda: self._take(client))
+
+    def cancel_all(self) -> None:
+        """The system goes down: end what is outstanding, as far as the kernel can by itself."""
+        self.accepting = False
+        for client in list(self._clients.values()):
+            for request, route in list(client.outstanding.items()):
+                if route.name in ("generate", "forward", "score", "wait"):
+                    self.feed(Syscall(client.conn, 0, "cancel", CancelArgs(request)))
+
+    def abandon(self) -> None:
+        """Answer what is still outstanding: a generation that has sent tokens with a reason, the rest with ECANCELED."""
+        self.accepting = False
+        for client in list(self._clients.values()):
+            client.waiting = client.unread = False
+            self._take(client)  # what came and was not taken; nothing reaches the kernel any more
+            for request, route in list(client.outstanding.items()):
+                stream = client.streams.get(request)
+                if stream is not None and stream.begun:
+                    whole = GenerateResult("killed", stream.tokens, "", Usage(), 0)
+                    self._on_reply(Reply(client.conn, request, 0, whole))
+                else:
+                    detail: Detail = {"message": f"{route.name}: the system is going down"}
+                    self._on_reply(Reply(client.conn, request, E.ECANCELED, detail))
+        self._flush()
+
+    @property
+    def outstanding(self) -> int:
+        """Requests without their reply, over all connections."""
+        return sum(len(client.outstanding) for client in self._clients.values())
+
+    @property
+    def clients(self) -> list[Client]:
+        """Everyone connected."""
+        return list(self._clients.values())
+
+    # -- a turn ------------------------------------------------------------------------------------------------
+
+    def _turn(self, work: Callable[[], None] | None) -> None:
+        if self._dead:
+            return
+        if self._in_turn:  # a write inside this turn made the transport call back
+            if work is not None:
+                work()
+            return
+        self._in_turn = True
+        self._now_ns = self._clock()
+        try:
+            if work is not None:
+                work()
+            self._drain()
+            while self._dirty:
+                self._flush()
+                self._drain()
+        except Exception as error:  # the kernel's, or ours: the state behind it is not to be served from
+            self._dead = True
+            self._on_panic(error, self._event)
+        finally:
+            self._in_turn = False
+
+    def _drain(self) -> None:
+        events = self._events
+        while events:
+            self._event = event = events.popleft()
+            self._perform(self._kernel.step(event, self._now_ns))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._performers[type(effect)](effect)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        for client in dirty.values():
+            outbox, client.outbox = client.outbox, []
+            client.peer.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
+            if client.faulted:
+                client.peer.finish()
+            elif client.ended:
+                self._leave_if_done(client)
+
+    def _send(self, client: Client, data: bytes) -> None:
+        if not client.outbox:
+            self._dirty[client.conn] = client
+        client.outbox.append(data)
+
+    def _leave_if_done(self, client: Client) -> None:
+        if not (client.outstanding or client.inbox or client.waiting or client.outbox):
+            client.peer.finish()
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def _take(self, client: Client) -> None:
+        """Take the requests in the inbox, until one has to wait."""
+        inbox, outstanding, conn = client.inbox, client.outstanding, client.conn
+        step, now_ns = self._kernel.step, self._now_ns
+        while inbox and not client.waiting and not client.unread:
+            body = inbox.popleft()
+            try:
+                request, number, raw = envelope(body)  # type: ignore[arg-type]  # Oversized: a TypeError, below
+                route = ROUTES[number]
+                args = route.decode(raw)
+            except wire.BAD_MESSAGE:
+                self._refuse(client, self._why(client, body))
+                continue
+            if request in outstanding or not 0 < request <= wire.MAX_REQUEST_ID:
+                self._refuse(client, self._why(client, body))
+                continue
+            if len(outstanding) >= MAX_REQUESTS:
+                self._send(client, wire.reply(request, *wire.refuse_crowd()))
+                continue
+            if not self.accepting:
+                self._send(client, wire.reply(request, E.ECANCELED, {"message": "the system is going down"}))
+                continue
+            if route is _APPEND and (args.text or args.messages):
+                self._begin_text(client, request, args)
+                continue
+            if route is _GENERATE and not self._begin_stream(client, request, args):
+                continue
+            self._event = event = Syscall(conn, request, route.name, args)
+            effects = step(event, now_ns)
+            if (
+                len(effects) == 1
+                and type(effects[0]) is Reply
+                and effects[0].request == request
+                and effects[0].conn == conn
+            ):
+                self._answer(client, route, effects[0])  # the common case: it was never outstanding
+                continue
+            outstanding[request] = route
+            self._perform(effects)
+            if self._events:
+                self._drain()
+        if client.waiting:
+            client.peer.set_reading(False)
+
+    def _why(self, client: Client, body: bytes | Oversized) -> Refusal:
+        if isinstance(body, Oversized):
+            return wire.refuse_oversized(body)
+        return wire.explain(body, client.outstanding.__contains__)
+
+    def _refuse(self, client: Client, refusal: Refusal) -> None:
+        self._send(client, wire.reply(refusal.request, refusal.code, refusal.detail))
+        if "closing" in refusal.detail:
+            client.inbox.clear()
+            client.faulted = True
+
+    def _begin_stream(self, client: Client, request: int, args: GenerateArgs) -> bool:
+        if args.stop and self._text is None:
+            self._send(client, wire.reply(request, E.ENOSYS, {"message": f"stop strings: {_NO_TOKENIZER}"}))
+            return False
+        try:
+            table = None if self._text is None else self._text.table
+            client.streams[request] = Stream(client.conn, request, args, table)
+        except ValueError as error:  # an empty stop string
+            detail: Detail = {"message": f"generate: stop: {error}", "call": "generate", "field": "stop"}
+            self._send(client, wire.reply(request, E.EINVAL, detail))
+            return False
+        return True
+
+    # -- append(text) and append(messages) ---------------------------------------------------------------------
+
+    def _begin_text(self, client: Client, request: int, args: AppendArgs) -> None:
+        try:
+            if self._text is None:
+                raise Errno(E.ENOSYS, f"append: {_NO_TOKENIZER}")
+            if bool(args.tokens) + bool(args.text) + bool(args.messages) != 1:
+                raise Errno(
+                    E.EINVAL,
+                    "append: give exactly one of tokens, text and messages",
+                    call="append",
+                    field="text",
+                )
+            length, tail = self._kernel.tail(client.conn, args.ctx, TAIL_TOKENS)
+        except Errno as error:
+            self._send(client, wire.reply(request, error.code, error.detail))
+            return
+        client.outstanding[request] = _APPEND
+        client.waiting = True
+        done = partial(self._text_done, client, request, args.ctx)
+        if args.text:
+            self._text.encode(args.text, length, done)
+        else:
+            self._text.encode_messages(args.messages, tail, length, done)
+
+    def _text_done(self, client: Client, request: int, ctx: int, outcome: bytes | Failure) -> None:
+        if client.conn not in self._clients or request not in client.outstanding:
+            return
+
+        def go_on() -> None:
+            client.waiting = False
+            client.peer.set_reading(not client.unread)
+            if isinstance(outcome, Failure):
+                self._on_reply(Reply(client.conn, request, outcome.code, outcome.detail))
+            elif self.accepting:
+                self._event = event = Syscall(client.conn, request, "append", AppendArgs(ctx, outcome))
+                self._perform(self._kernel.step(event, self._now_ns))
+            self._take(client)
+
+        self._turn(go_on)
+
+    # -- effects -----------------------------------------------------------------------------------------------
+
+    def _on_reply(self, effect: Reply) -> None:
+        client = self._clients.get(effect.conn)
+        if client is None or effect.request == 0:  # request 0: the daemon's own cancel
+            return
+        route = client.outstanding.pop(effect.request, None)
+        if route is None:
+            self._events.append(
+                Bug("error", f"a second reply to request {effect.request} of connection {effect.conn}")
+            )
+            return
+        self._answer(client, route, effect)
+
+    def _answer(self, client: Client, route: Route, effect: Reply) -> None:
+        _, request, code, result = effect
+        if route is _GENERATE:
+            stream = client.streams.pop(request, None)
+            if stream is not None and not code:
+                result = self._end_stream(client, stream, cast(GenerateResult, result))
+        if code:
+            if code not in route.errnos:
+                text = f"{route.name} returned errno {int(code)}, which its ABI entry does not declare"
+                self._events.append(Bug("error", text))
+            data = wire.reply(request, int(code), result)
+        else:
+            data = wire.result_reply(request, route, cast("tuple[object, ...]", result))
+        if not client.outbox:
+            self._dirty[client.conn] = client
+        client.outbox.append(data)
+
+    def _end_stream(self, client: Client, stream: Stream, result: GenerateResult) -> GenerateResult:
+        was_stopped = stream.stopped
+        stream.finish()
+        if stream.stopped and not was_stopped:  # its very last character completed a stop string
+            self._events.append(StopAt(stream.conn, stream.request, stream.keep_tokens))
+        self._tell(client, stream)
+        return stream.complete(result)
+
+    def _on_tokens(self, effect: Tokens) -> None:
+        """Hand every token to its generation, then tell each client once."""
+        streams = memoryview(effect.streams).cast("q")
+        tokens = memoryview(effect.tokens).cast("i")
+        logprobs = memoryview(effect.logprobs).cast("f")
+        tops = effect.tops
+        touched: dict[tuple[int, int], Stream] = {}
+        for index, token in enumerate(tokens):
+            key = (streams[2 * index], streams[2 * index + 1])
+            client = self._clients.get(key[0])
+            stream = None if client is None else client.streams.get(key[1])
+            if stream is None or stream.stopped:
+                continue  # its client is gone, or this token comes after its stop string
+            detail = None
+            if stream.with_logprobs:
+                ids, values = (tops[index] if tops else None) or (b"", b"")
+                detail = (logprobs[index], ids, values)
+            if stream.push(token, detail):
+                self._events.append(StopAt(stream.conn, stream.request, stream.keep_tokens))
+            touched[key] = stream
+        for (conn, _), stream in touched.items():
+            self._tell(self._clients[conn], stream)
+
+    def _tell(self, client: Client, stream: Stream) -> None:
+        note = stream.note()
+        if note is not None and stream.notifies:
+            self._send(client, wire.notification("tokens", note))
+
+    def _on_set_timer(self, effect: SetTimer) -> None:
+        def fire() -> None:
+            left_ns = effect.at_ns - self._clock()
+            if left_ns > 0:  # a loop's timer may be early by its resolution
+                self._on_timer(left_ns, fire)
+            else:
+                self.feed(Timer(effect.timer))
+
+        self._on_timer(max(0, effect.at_ns - self._clock()), fire)

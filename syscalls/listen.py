@@ -1,0 +1,153 @@
+"""The socket: who may reach it, who owns it, and who is at the other end.
+
+The directory is private (0700), the socket is 0600 from the first instant, and one lock file beside it says which
+daemon owns the path: a second daemon fails without touching the first, and only a socket that nobody serves is
+replaced.  What is not a socket is never deleted.  The lock file stays behind: taking it away would race with the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+from typing import Final, NamedTuple
+
+MAX_PATH_BYTES: Final = 107  # sockaddr_un.sun_path holds 108 with its final zero
+BACKLOG: Final = 512
+
+
+class CannotListen(Exception):
+    """The daemon cannot have this socket path; the message says why and what to do."""
+
+
+class Credentials(NamedTuple):
+    """Who connected, as the operating system says (SO_PEERCRED)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_credentials(fd: int) -> Credentials:
+    """The process at the other end of a connected Unix socket."""
+    with socket.socket(fileno=os.dup(fd)) as connected:
+        packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return Credentials(*struct.unpack("3i", packed))
+
+
+class Listener:
+    """Owns a socket path from construction to `close`.  Error: CannotListen, and then nothing was changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path: Final = os.path.abspath(path)
+        _check_length(self.path)
+        directory = os.path.dirname(self.path)
+        _private_directory(directory)
+        self._lock = _take_lock(self.path)
+        try:
+            _clear_stale(self.path)
+            self.socket: Final = _bind(self.path)
+            self._inode = os.lstat(self.path).st_ino
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Stop listening; remove the socket file, unless somebody has put another in its place."""
+        self.socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(self.path)
+            if stat.S_ISSOCK(found.st_mode) and found.st_ino == self._inode:
+                os.unlink(self.path)
+        os.close(self._lock)
+
+
+def _check_length(path: str) -> None:
+    size = len(os.fsencode(path))
+    if size > MAX_PATH_BYTES:
+        raise CannotListen(
+            f"the socket path is {size} bytes long and the system allows {MAX_PATH_BYTES}: {path}; "
+            "choose a shorter one with --socket or ATTNIX_SOCKET"
+        )
+
+
+def _private_directory(directory: str) -> None:
+    """Make the directory (0700) or check that it can be trusted: ours, and nobody else may put files into it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(os.path.dirname(directory), exist_ok=True)
+            os.mkdir(directory, 0o700)
+            os.chmod(directory, 0o700)  # mkdir's mode passes through the umask
+        found = os.lstat(directory)
+    except OSError as error:
+        raise CannotListen(f"the socket's directory {directory} cannot be used: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise CannotListen(f"the socket's directory {directory} is not a directory")
+    if found.st_uid != os.geteuid():
+        raise CannotListen(f"the socket's directory {directory} belongs to uid {found.st_uid}, not to you")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CannotListen(
+            f"others can write to the socket's directory {directory} (mode {stat.S_IMODE(found.st_mode):04o}); "
+            "use one of your own, mode 0700"
+        )
+
+
+def _take_lock(path: str) -> int:
+    name = f"{path}.lock"
+    try:
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CannotListen(f"the lock file {name} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        os.close(lock)
+        whose = f" (process {holder})" if holder else ""
+        raise CannotListen(
+            f"another attnix{whose} already serves {path}; stop it with `attnix shutdown`"
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _clear_stale(path: str) -> None:
+    """Remove a socket that nobody serves.  We hold the lock and the directory is ours, so nobody can interfere."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise CannotListen(
+            f"{path} exists and is not a socket; it was left alone: remove it or choose another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError as error:
+            if error.errno != errno.ECONNREFUSED:
+                raise CannotListen(f"{path} is in use: {error.strerror}") from error
+        else:
+            raise CannotListen(f"another program already serves {path}")
+    os.unlink(path)
+
+
+def _bind(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    before = os.umask(
+        0o177
+    )  # the kernel applies it as it creates the file: there is no moment with wider rights
+    try:
+        listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CannotListen(f"cannot listen at {path}: {error.strerror}") from error
+    finally:
+        os.umask(before)
+    return listener

@@ -1,0 +1,75 @@
+"""What the daemon is given by whoever boots it: a kernel, drivers and a text service, as the least each must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
+
+from attnix.kernel.calls import Message
+from attnix.kernel.errors import Detail, E
+from attnix.kernel.events import Effect, Event, Exec
+
+from .text.detokenize import TokenTable
+
+
+class KernelPort(Protocol):
+    """`attnix.kernel.step.Kernel`."""
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """One event in, effects out."""
+        ...
+
+    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
+        """Length and last `count` tokens of a context that may be appended to now.  Error: Errno."""
+        ...
+
+
+class DriverPort(Protocol):
+    """The way to the drivers.  Their answers come back through `Daemon.feed`; none of these blocks."""
+
+    def exec(self, effect: Exec) -> None:
+        """Run one forward; ExecDone or ExecFailed comes back, or DriverDown."""
+        ...
+
+    def restart(self, device: int, reason: str) -> None:
+        """Kill the driver of `device`, reap it, start it again."""
+        ...
+
+    async def close(self) -> None:
+        """Stop every driver; returns when they are gone."""
+        ...
+
+
+class Failure(NamedTuple):
+    """A text job that could not be done."""
+
+    code: E
+    detail: Detail
+
+
+TextDone: TypeAlias = Callable[[bytes | Failure], None]
+
+
+class TextPort(Protocol):
+    """Tokenizer and chat template, in a process of their own.
+
+    table  what generated tokens stand for
+    Each job calls `done` once, later, with token ids (int32) or why not; jobs are done in order.
+    """
+
+    @property
+    def table(self) -> TokenTable: ...
+
+    def encode(self, text: str, context_tokens: int, done: TextDone) -> None:
+        """Plain text that is appended to a context of that length."""
+        ...
+
+    def encode_messages(
+        self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone
+    ) -> None:
+        """Chat messages that continue a context of that length which ends with the tokens `tail`."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the process."""
+        ...

@@ -1,0 +1,117 @@
+"""What the daemon keeps of a generation under way: its text, its stop strings, and what the client has been told."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from attnix.kernel.calls import GenerateArgs, GenerateResult, TokensNote
+
+from .text.detokenize import TextStream, TokenTable
+
+Logprob = tuple[float, bytes, bytes]
+
+
+class Stream:
+    """One generation.  Text is found the same way whether it is streamed or not, so the two cannot differ.
+
+    pushed      tokens sampled so far, also those that a stop string then takes back
+    keep_tokens how many of them stay, once a stop string was found
+    """
+
+    __slots__ = (
+        "_fresh",
+        "_fresh_from",
+        "_logprobs",
+        "_parts",
+        "_text",
+        "_tokens",
+        "conn",
+        "notifies",
+        "request",
+        "with_logprobs",
+    )
+
+    def __init__(self, conn: int, request: int, args: GenerateArgs, table: TokenTable | None) -> None:
+        self.conn: Final = conn
+        self.request: Final = request
+        self.notifies: Final = args.stream
+        self.with_logprobs: Final = args.logprobs > 0
+        self._text = None if table is None else TextStream(table, args.stop)
+        self._tokens = array("i")
+        self._parts: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._fresh: list[str] = []
+        self._fresh_from = 0
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string was found: what comes after it is nobody's."""
+        return self._text is not None and self._text.keep_tokens is not None
+
+    @property
+    def keep_tokens(self) -> int:
+        """Tokens that stay in the context."""
+        keep = None if self._text is None else self._text.keep_tokens
+        return len(self._tokens) if keep is None else keep
+
+    @property
+    def tokens(self) -> bytes:
+        """The tokens that stay, little-endian int32."""
+        return self._tokens[: self.keep_tokens].tobytes()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any token was sampled."""
+        return bool(self._tokens)
+
+    def push(self, token: int, logprob: Logprob | None) -> bool:
+        """Take a sampled token; whether it completed a stop string."""
+        self._tokens.append(token)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        if self._text is None:
+            return False
+        text = self._text.push((token,))
+        if text:
+            self._fresh.append(text)
+        return self._text.keep_tokens is not None
+
+    def note(self) -> TokensNote | None:
+        """What there is to tell since the last note; None when that is nothing."""
+        start, end = self._fresh_from, self.keep_tokens
+        text = self._take_text()
+        if start >= end and not text:
+            return None
+        start = min(start, end)
+        self._fresh_from = end
+        logprobs = tuple(self._logprobs[start:end]) if self.with_logprobs else ()
+        return TokensNote(self.request, start, self._tokens[start:end].tobytes(), text, logprobs)
+
+    def finish(self) -> None:
+        """No more tokens: text that was withheld comes out."""
+        if self._text is not None:
+            rest = self._text.finish()
+            if rest:
+                self._fresh.append(rest)
+
+    def complete(self, result: GenerateResult) -> GenerateResult:
+        """The kernel's result with what only the daemon knows; call it after `finish` and the last `note`.
+
+        A generation that ended by itself in the step that sampled the stop string is cut here, as StopAt cuts its log.
+        """
+        count = len(result.tokens) // 4
+        kept = min(count, self.keep_tokens) if self.stopped else count
+        return result._replace(
+            reason="stop" if self.stopped else result.reason,
+            tokens=result.tokens[: 4 * kept],
+            text="".join(self._parts),
+            tokens_total=result.tokens_total - (count - kept),
+            logprobs=tuple(self._logprobs[:kept]),
+        )
+
+    def _take_text(self) -> str:
+        text = "".join(self._fresh)
+        self._fresh.clear()
+        self._parts.append(text)
+        return text
