@@ -64,7 +64,7 @@ class Channel:
         sock = socket.socket(fileno=fd)
         sock.setblocking(True)
         if FAULTS_VARIABLE in os.environ:
-            from .faulty import FaultyChannel  # noqa: PLC0415  a healthy driver never loads it
+            from .faulty import FaultyChannel  # a healthy driver never loads it
 
             return FaultyChannel(sock, arena_fd)
         return Channel(sock)
@@ -160,7 +160,7 @@ class Channel:
         body = memoryview(self._packet)[1:n_bytes]
         if follows == LAST and not self._partial:
             return _unpack(body)
-        if follows not in (LAST, MORE):
+        if bytes(follows) not in (LAST, MORE):
             raise BadMessage(f"packet begins with byte {follows[0]}, not 0 or 1")
         if len(self._partial) + len(body) > MAX_CHANNEL_MESSAGE_BYTES:
             raise BadMessage(f"message longer than {MAX_CHANNEL_MESSAGE_BYTES} bytes")

@@ -192,7 +192,9 @@ class Life:
                 return
             pending.deadline.cancel()
             device = self.spec.device
-            answer = decode_done(message, device, pending.expected)[0] if verb == "done" else decode_failed(message, device)
+            answer = (
+                decode_done(message, device, pending.expected)[0] if verb == "done" else decode_failed(message, device)
+            )
             self._callbacks.answered(answer)
         elif verb == "health":
             self._health_asked_at = None

@@ -28,7 +28,11 @@ def decode_probe(message: list[Any]) -> tuple[int, Probe]:
     for name in Probe._fields:
         value = fields.get(name)
         if name == "capabilities":
-            _expect(isinstance(value, list) and all(isinstance(verb, str) for verb in value), "probe field capabilities", value)
+            _expect(
+                isinstance(value, list) and all(isinstance(verb, str) for verb in value),
+                "probe field capabilities",
+                value,
+            )
             value = tuple(value or ())
         elif name in _PROBE_NUMBERS:
             _expect(_is_int(value), f"probe field {name}", value)
@@ -102,7 +106,9 @@ def decode_done(message: list[Any], device: int, expected: Expected) -> tuple[Ex
         _expect(_is_list_of_bytes(top) and len(top) == 2 and len(top[0]) == len(top[1]), "done top", top)
         pairs.append((top[0], top[1]))
     _expect(_is_list_of_bytes(scores) and len(scores) == expected.scores, "done scores", scores)
-    _expect(isinstance(stats, list) and len(stats) == 4 and all(_is_int(n) and n >= 0 for n in stats), "done stats", stats)
+    _expect(
+        isinstance(stats, list) and len(stats) == 4 and all(_is_int(n) and n >= 0 for n in stats), "done stats", stats
+    )
     counted = ExecStats(*stats)
     done = ExecDone(
         device, seq, tokens, logprobs, tuple(pairs), tuple(scores), counted.computed_tokens, counted.compute_ns
@@ -111,7 +117,11 @@ def decode_done(message: list[Any], device: int, expected: Expected) -> tuple[Ex
 
 
 def decode_failed(message: list[Any], device: int) -> ExecFailed:
-    _expect(len(message) == 4 and _is_int(message[1]) and _is_int(message[2]) and isinstance(message[3], str), "failed", message)
+    _expect(
+        len(message) == 4 and _is_int(message[1]) and _is_int(message[2]) and isinstance(message[3], str),
+        "failed",
+        message,
+    )
     return ExecFailed(device, message[1], message[2], message[3])
 
 

@@ -104,7 +104,9 @@ def run_driver(program: str, make: Callable[[DriverArguments], Backend], argv: S
     tells the supervisor that trying again is useless; 1 with a traceback for anything unforeseen.
     """
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then closes the channel
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C in a terminal is for the daemon, which then closes the channel
     try:
         arguments = parse_arguments(program, argv)
         backend = make(arguments)
@@ -142,7 +144,7 @@ def answers(message: list[Any], backend: Backend) -> list[list[Any]]:
             backend.drop([int(frame) for frame in message[2]])
             return [["dropped", int(message[1])]]
         return [["unknown", verb]]
-    except Exception as error:  # whatever it is, the daemon must get its answer and the other contexts their driver
+    except Exception as error:  # noqa: BLE001  whatever it is, the daemon gets its answer and the others their driver
         traceback.print_exc()
         if verb == "exec" and isinstance(request, int):
             return [["failed", request, int(E.EIO), f"{type(error).__name__}: {error}"]]

@@ -91,7 +91,9 @@ class SimDevice:
         n_bytes = capacity_frames * self.frame_bytes
         self.arena = memoryview(bytearray(n_bytes) if arena is None else arena).cast("B")
         if len(self.arena) < n_bytes:
-            raise ValueError(f"an arena of {len(self.arena)} bytes cannot hold {capacity_frames} frames ({n_bytes} bytes)")
+            raise ValueError(
+                f"an arena of {len(self.arena)} bytes cannot hold {capacity_frames} frames ({n_bytes} bytes)"
+            )
         self._layout = row_layout
         table = memoryview(rows).cast("B")
         if len(table) < row_layout.total_bytes:
@@ -171,9 +173,13 @@ class SimDevice:
         if not 0 <= seq.slot < layout.slots or not 1 <= seq.entries <= layout.entries:
             raise _Refused(E.EINVAL, f"slot {seq.slot} with {seq.entries} entries is outside the rows")
         if self._generation[seq.slot] != seq.generation:
-            raise _Refused(E.ESTALE, f"slot {seq.slot} has generation {self._generation[seq.slot]}, not {seq.generation}")
+            raise _Refused(
+                E.ESTALE, f"slot {seq.slot} has generation {self._generation[seq.slot]}, not {seq.generation}"
+            )
         if seq.start < 0 or seq.ntokens < 1 or not 0 <= seq.token_offset <= len(tokens) - seq.ntokens:
-            raise _Refused(E.EINVAL, f"slot {seq.slot}: {seq.ntokens} tokens from {seq.token_offset}, start {seq.start}")
+            raise _Refused(
+                E.EINVAL, f"slot {seq.slot}: {seq.ntokens} tokens from {seq.token_offset}, start {seq.start}"
+            )
         new = tokens[seq.token_offset : seq.token_offset + seq.ntokens]
         prefix: list[tuple[int, int]] = []
         places: list[int] = []
@@ -195,7 +201,9 @@ class SimDevice:
                 homes.append(position + offset - shift)
             position += count
         if position < end:
-            raise _Refused(E.EINVAL, f"slot {seq.slot}: {seq.entries} entries map {position} tokens, the pass needs {end}")
+            raise _Refused(
+                E.EINVAL, f"slot {seq.slot}: {seq.entries} entries map {position} tokens, the pass needs {end}"
+            )
         history: Sequence[int] = ()
         if seq.flags & HISTORY:
             history = array("i", next(histories, b""))
@@ -252,7 +260,14 @@ class SimDevice:
         if self._wait is not None and compute_ns:
             self._wait(compute_ns)
         return ExecDone(
-            effect.device, effect.seq, sampled.tobytes(), logprobs.tobytes(), tuple(tops), tuple(scores), n_tokens, compute_ns
+            effect.device,
+            effect.seq,
+            sampled.tobytes(),
+            logprobs.tobytes(),
+            tuple(tops),
+            tuple(scores),
+            n_tokens,
+            compute_ns,
         )
 
     def _next(self, trail: Trail, work: _Work) -> tuple[Distribution, int]:

@@ -8,7 +8,7 @@ prefix was there changes everything that follows, as it would in a transformer, 
 `reference_*` compute the same from the token list alone, with no frames and no page table: they are the oracle.
 
 Logits are sparse: 32 candidate tokens (all of them in a smaller vocabulary) have logits of their own, every other token
-has FLOOR_LOGIT.  Sampling draws from the candidates only.
+has FLOOR_LOGIT.  Sampling draws from the candidates, and from the history when penalties are on.
 """
 
 from __future__ import annotations
@@ -150,6 +150,8 @@ def sample(
     if history:
         generated = history[prompt_tokens:]
         seen = set(history)
+        tokens = tokens + sorted(seen.difference(tokens))  # a bonus can lift any token of the history
+        logits += [FLOOR_LOGIT] * (len(tokens) - len(logits))
         for rank, token in enumerate(tokens):
             if token in seen:
                 logit, penalty = logits[rank], choice.repetition_penalty

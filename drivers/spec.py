@@ -71,4 +71,4 @@ class DriverSpec:
     fds: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     arena: Literal["kept", "lost"] = "kept"
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
