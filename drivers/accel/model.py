@@ -152,9 +152,7 @@ class Model:
         shape.tied, shape.qkv_bias, shape.qk_norm = config.tied, config.qkv_bias, config.qk_norm
         shape.dtype, shape.kv_dtype, shape.norm_eps = DTYPE_CODES[dtype], DTYPE_CODES[kv_dtype], config.norm_eps
         frequencies = rotary_frequencies(config)
-        pointer = lib.ax_new(
-            shape, ffi.cast("float *", ffi.from_buffer(frequencies)), self.threads, self.isa
-        )
+        pointer = lib.ax_new(shape, ffi.cast("float *", ffi.from_buffer(frequencies)), self.threads, self.isa)
         if pointer == ffi.NULL:
             raise MemoryError("no memory for the model")
         self._engine: Any = ffi.gc(pointer, lib.ax_free)

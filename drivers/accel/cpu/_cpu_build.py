@@ -53,7 +53,9 @@ ffi.set_source(
     "attnix.drivers.accel.cpu._cpu",
     '#include "api.h"',
     sources=[f"{CSRC}/{name}" for name in SOURCES],
-    depends=[f"{CSRC}/{name}" for name in ("api.h", "engine.h", "simd.h", "isa_kernels.h", "isa_attention.h")],
+    depends=[
+        f"{CSRC}/{name}" for name in ("api.h", "engine.h", "simd.h", "isa_kernels.h", "isa_attention.h", "isa_tiles.h")
+    ],
     include_dirs=[CSRC],
     extra_compile_args=["-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-Wall", "-Wextra"],
     libraries=["m", "pthread"],

@@ -104,7 +104,7 @@ typedef struct { /* the kernels of one instruction set */
     void (*silu_block)(const float *c, int dtype, const ax_rows *rows, int block, int column);
     void (*rope)(float *x, const float *cosine, const float *sine, int head_dim);
     void (*to_bf16)(const float *x, uint16_t *y, int n);
-    void (*attend)(ax_engine *e, int layer, const ax_task *task, ax_scratch *s);
+    void (*attend)(ax_engine *e, int layer, const ax_task *task, const ax_task *follower, ax_scratch *s);
     void (*merge)(ax_engine *e, const ax_task *task, ax_scratch *s);
 } ax_kernels;
 

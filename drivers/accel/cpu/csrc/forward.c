@@ -152,7 +152,7 @@ static void keys_row(ax_engine *e, int layer, int row) {
 static void attention(ax_engine *e, int thread, int layer, int64_t *since) {
     long from, to;
     while (ax_pool_take(e->pool, thread, e->ntasks, 1, &from, &to))
-        for (long i = from; i < to; i++) e->isa->attend(e, layer, &e->tasks[i], &e->scratch[thread]);
+        for (long i = from; i < to; i++) e->isa->attend(e, layer, &e->tasks[i], i + 1 < to ? &e->tasks[i + 1] : NULL, &e->scratch[thread]);
     phase_end(e, thread, NS_ATTEND, since);
     if (e->nmerges == 0) return;
     while (ax_pool_take(e->pool, thread, e->nmerges, 1, &from, &to))

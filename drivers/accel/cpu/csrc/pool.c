@@ -13,13 +13,12 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPINS = 20000, SHARES = 4, SLOTS = 4 };
+enum { SPINS = 2000, SHARES = 4, SLOTS = 4 };
 
 typedef struct { _Alignas(AX_ALIGN) atomic_long next; } slot_t;
 
@@ -122,17 +121,6 @@ ax_pool *ax_pool_new(int threads) {
             p->threads = i;
             ax_pool_free(p);
             return NULL;
-        }
-    }
-    /* Bind each worker to a core of its own when every core has one: otherwise the scheduler knows better. */
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_COUNT(&allowed) == threads) {
-        for (int i = 0, cpu = 0; i < threads; i++, cpu++) {
-            while (!CPU_ISSET(cpu, &allowed)) cpu++;
-            cpu_set_t one;
-            CPU_ZERO(&one);
-            CPU_SET(cpu, &one);
-            if (i > 0) pthread_setaffinity_np(p->thread[i], sizeof one, &one);
         }
     }
     return p;

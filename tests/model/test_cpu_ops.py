@@ -1,0 +1,95 @@
+"""Every kernel of the CPU engine, on every instruction set of this machine, against torch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from attnix.drivers.accel.cpu import ops
+from attnix.drivers.accel.cpu.ops import Isa
+
+F32 = npt.NDArray[np.float32]
+ISAS = pytest.mark.parametrize("isa", ops.available_isas(), ids=lambda isa: isa.name.lower())
+
+
+def normal(seed: int, *shape: int) -> F32:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def as_bf16(x: F32) -> npt.NDArray[np.uint16]:
+    return torch.from_numpy(x).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+
+def rounded(x: F32) -> F32:
+    return torch.from_numpy(x).bfloat16().float().numpy()
+
+
+@ISAS
+@pytest.mark.parametrize("rows", [*range(1, 14), 31, 64])
+@pytest.mark.parametrize(("n", "k"), [(32, 64), (33, 96), (70, 10), (5, 576)])
+def test_linear_float32(isa: Isa, rows: int, n: int, k: int) -> None:
+    x, w = normal(1, rows, k), normal(2, n, k)
+    exact = x.astype(np.float64) @ w.astype(np.float64).T
+    np.testing.assert_allclose(ops.linear(x, w, isa=isa), exact, atol=2e-6 * k, rtol=1e-5)
+
+
+@ISAS
+@pytest.mark.parametrize("rows", [*range(1, 14), 31, 64])
+@pytest.mark.parametrize(("n", "k"), [(32, 64), (33, 96), (70, 10), (5, 576)])
+def test_linear_bfloat16(isa: Isa, rows: int, n: int, k: int) -> None:
+    """On bfloat16 hardware x is rounded too; elsewhere only the weight is."""
+    x, w = normal(3, rows, k), normal(4, n, k)
+    seen = rounded(x) if isa is Isa.AVX512BF16 else x
+    exact = seen.astype(np.float64) @ rounded(w).astype(np.float64).T
+    np.testing.assert_allclose(ops.linear(x, as_bf16(w), isa=isa), exact, atol=2e-6 * k, rtol=1e-5)
+
+
+@ISAS
+@pytest.mark.parametrize("bits", ["float32", "bfloat16"])
+def test_a_row_of_a_product_does_not_depend_on_its_company(isa: Isa, bits: str) -> None:
+    x, w = normal(5, 24, 96), normal(6, 64, 96)
+    weight = as_bf16(w) if bits == "bfloat16" else w
+    whole = ops.linear(x, weight, isa=isa)
+    for row_block in range(1, 13):
+        assert np.array_equal(ops.linear(x, weight, isa=isa, row_block=row_block), whole)
+    for row in (0, 11, 23):
+        assert np.array_equal(ops.linear(x[row : row + 1], weight, isa=isa)[0], whole[row])
+
+
+@ISAS
+@pytest.mark.parametrize("n", [16, 63, 64, 576, 1000])
+def test_rms_norm(isa: Isa, n: int) -> None:
+    x, w = normal(7, 5, n), normal(8, n)
+    exact = torch.nn.functional.rms_norm(torch.from_numpy(x).double(), (n,), torch.from_numpy(w).double(), 1e-5)
+    np.testing.assert_allclose(ops.rms_norm(x, w, 1e-5, isa=isa), exact.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@ISAS
+def test_silu_mul(isa: Isa) -> None:
+    special = np.array([0, -0.0, 1e-30, -1e-30, 60, -60, 88, -88, 127, -127, 500, -500, 1, -1, 20, -20], np.float32)
+    gate = np.concatenate([special, 4 * normal(9, 1600)])
+    up = normal(10, gate.size)
+    exact = torch.nn.functional.silu(torch.from_numpy(gate).double()) * torch.from_numpy(up).double()
+    np.testing.assert_allclose(ops.silu_mul(gate, up, isa=isa), exact.numpy(), rtol=3e-6, atol=1e-30)
+
+
+@ISAS
+@pytest.mark.parametrize("head_dim", [2, 16, 64, 80, 96, 128])
+def test_rope(isa: Isa, head_dim: int) -> None:
+    """A rotation of the plane (i, i + D/2): multiplication of complex numbers."""
+    x = normal(11, 7, head_dim)
+    angle = 10 * normal(12, 7, head_dim // 2)
+    half = head_dim // 2
+    turned = (x[:, :half] + 1j * x[:, half:].astype(np.complex128)) * np.exp(1j * angle.astype(np.float64))
+    exact = np.concatenate([turned.real, turned.imag], axis=1)
+    np.testing.assert_allclose(ops.rope(x, np.cos(angle), np.sin(angle), isa=isa), exact, rtol=1e-5, atol=3e-6)
+
+
+def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNIX_CPU_ISA", "sse9")
+    with pytest.raises(ValueError, match="sse9"):
+        ops.chosen_isa()
+    monkeypatch.setenv("ATTNIX_CPU_ISA", "portable")
+    assert ops.chosen_isa() is Isa.PORTABLE
