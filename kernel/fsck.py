@@ -139,6 +139,9 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"context {context.cid} has a job that nobody will run")
     for scheduler in m.schedulers:
         device = scheduler.device
+        state = m.devices[device]
+        if state.up and state.flight is None and (scheduler.queue or scheduler.decoding):
+            problems.append(f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever")
         if set(scheduler.decoding) != set(m.core.run_slots(device)):
             problems.append(f"decode set of device {device} differs between scheduler and core")
     return problems

@@ -175,6 +175,7 @@ class Machine:
         """The context goes; a job on it ends with `reason`.  Its frames return now, or when its pass is back."""
         if context.dying:
             return
+        context.dying = True
         if context.job is not None:
             self.finish(context, reason, at_once=True)
         for call in context.parked:
@@ -184,7 +185,6 @@ class Machine:
         if connection is not None and context.handle:
             connection.remove(context.handle)
         if self.core.in_flight(context.slot):
-            context.dying = True
             self.ending.append(context)
         else:
             self._close(context)
@@ -201,6 +201,8 @@ class Machine:
         """What had to wait for a pass: releases, ends of jobs, truncations.  Parked calls are the caller's."""
         ending, self.ending = self.ending, []
         for context in ending:
+            if self.contexts.get(context.cid) is not context:
+                continue  # listed twice: its job ended, then it went
             if self.core.in_flight(context.slot):
                 self.ending.append(context)
             elif context.dying:

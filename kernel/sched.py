@@ -83,9 +83,16 @@ class Scheduler:
     def run(self) -> None:
         """If the device is free and there is work, send it the next pass."""
         device = self._device
-        if not device.up or device.flight is not None or not (self.queue or self.decoding):
-            return
-        self._admit()
+        while device.up and device.flight is None and (self.queue or self.decoding):
+            waiting = len(self.queue)
+            self._admit()
+            if self._send() or len(self.queue) == waiting:
+                return
+            # prompts that turned out to be computed already have left the queue: others may be admitted now
+
+    def _send(self) -> bool:
+        """Plan the next pass and emit it.  False: nothing can run."""
+        device = self._device
         while True:
             chunks = self._chunks()
             limit = 1 if device.isolate else self._m.sysctl.max_running
@@ -97,13 +104,14 @@ class Scheduler:
             elif plan.status == NOROOM and not self.pager.make_room(plan.shortage_frames):
                 self.pager.preempt_newest()
         if not plan.sequences:
-            return
+            return False
         device.seq += 1
         device.samples = plan.samples
         histories = self._histories(plan.seqs) if plan.histories else ()
         device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories)
         self._m.count("passes")
         self._m.emit(device.flight)
+        return True
 
     def _histories(self, seqs: bytes) -> tuple[bytes, ...]:
         return tuple(

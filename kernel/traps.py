@@ -393,6 +393,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    check_room(m, context, length)
     template = _template(context, c.GenerateArgs(args.ctx, logprobs=args.top_k), length)
     m.core.set_generation(context.slot, template, b"", 0, 0, connection.conn, call.request)
     _begin(m, connection, call, context, Job(JobKind.FORWARD, m.next_order(), connection.conn, call.request))
