@@ -22,6 +22,15 @@ _F32: Final = 0
 
 def config_from_gguf(header: GgufHeader) -> ModelConfig:
     """Translate and check; whatever the forward pass does not do is refused.  Error: ModelError."""
+    try:
+        return _translate(header)
+    except ModelError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{header.path}: the header makes no sense ({error}); download the file again") from error
+
+
+def _translate(header: GgufHeader) -> ModelConfig:
     fields, tensors = header.fields, header.tensors
     name = fields.get("general.architecture")
     if name not in ARCHITECTURES:
