@@ -38,6 +38,7 @@ class KernelConfig:
     numerics: str = "fast"
     tokenizer: str = ""
     daemon_pid: int = 0
+    sharing: str = "uid"  # who shares prefixes: "uid" | "none" (every context alone: the stateless baseline)
     sysctl: dict[str, int | str] = field(default_factory=dict)
 
     @property

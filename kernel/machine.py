@@ -100,6 +100,13 @@ class Machine:
             self._domains[name] = (len(self._domains) + 1, root)
         return self._domains[name]
 
+    def domain_of(self, process: Process) -> tuple[int, bytes]:
+        """The domain a new context of this process shares prefixes in."""
+        if self.config.sharing == "none":
+            alone = self._next_cid + 1
+            return 0x40000000 + alone % 0x3FFFFFFF, self.core.hash(encode_identity(self.config.identity, f"context:{alone}"))
+        return self.domain(f"uid:{process.uid}")
+
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)
 

@@ -240,7 +240,7 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
         device = named[0].index
     else:
         device = _roomiest(m)
-    number, root = m.domain(f"uid:{process.uid}")
+    number, root = m.domain_of(process)
     slot = m.core.open_slot(device, number, root)
     if slot < 0:
         raise _no_slots(m)

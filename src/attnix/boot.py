@@ -1,0 +1,334 @@
+"""Boot: the only module that imports every layer.  Starts the drivers, makes the kernel, serves the socket.
+
+    python -m attnix.boot --model PATH|NAME|sim [--socket PATH] [--hbm 256MiB] ...
+
+Order: take the socket (a second daemon fails before anything is loaded), read the model's geometry, start the text
+worker and one accel driver per device, make the kernel out of what the drivers' probes say, then accept.  Prints one
+line, `attnix: ready on SOCKET`, when it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import uvloop
+
+from attnix import __version__
+from attnix.drivers.accel.config import ELEMENT_BYTES, ModelConfig
+from attnix.drivers.accel.metadata import load_config
+from attnix.drivers.accel.model_files import ModelError
+from attnix.drivers.protocol import Probe
+from attnix.drivers.spec import DriverSpec, driver_argv
+from attnix.drivers.supervisor import DriverStartError, Supervisor
+from attnix.kernel.config import DeviceConfig, KernelConfig
+from attnix.kernel.core import Core
+from attnix.kernel.events import Bug, Event
+from attnix.kernel.geometry import KvShape, RowLayout
+from attnix.kernel.params import BLOCK_TOKENS, MAX_CONTEXTS
+from attnix.kernel.step import Kernel
+from attnix.syscalls.daemon import Daemon
+from attnix.syscalls.listen import CannotListen, Listener
+from attnix.syscalls.paths import default_socket_path
+from attnix.syscalls.textservice import TextService, TextUnavailable
+
+SIM_VOCAB: Final = 256
+KEY_FORMAT: Final = "1"
+_UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+class BootError(Exception):
+    """The system cannot start; the message says why and what to do."""
+
+
+class Options(NamedTuple):
+    """What `attnix boot` was asked for; one field per flag."""
+
+    model: str
+    socket: str
+    hbm_bytes: int
+    accels: int
+    block_tokens: int
+    window_tokens: int
+    max_contexts: int
+    dtype: str
+    kv_dtype: str
+    numerics: str
+    threads: int
+    sharing: str
+    state_dir: str
+    sim: str
+    sysctl: tuple[str, ...]
+
+
+class Shape(NamedTuple):
+    """What a model's geometry decides before any driver runs."""
+
+    name: str
+    path: str  # "" for the simulated model
+    architecture: str
+    kv: KvShape
+    window_tokens: int
+    vocab_tokens: int
+    rope: str
+
+
+def parse_bytes(text: str) -> int:
+    """`256MiB`, `2GiB`, `1000000`.  Error: ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ValueError(f"{text!r} is not a size: write 256MiB, 2GiB or a number of bytes")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def home_dir() -> Path:
+    """Where pulled models lie."""
+    return Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
+
+
+def state_dir() -> Path:
+    """Where the secret lies."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(os.environ.get("ATTNIX_STATE") or Path(base) / "attnix")
+
+
+def resolve_model(name: str) -> str:
+    """A path as it is, or the file of a pulled model.  Error: BootError."""
+    if os.path.exists(name):
+        return name
+    folder = home_dir() / "models" / name
+    if folder.is_dir():
+        files = sorted(folder.glob("*.gguf"))
+        return str(files[0] if files else folder)
+    raise BootError(f"no model {name!r}: neither a path nor a pulled model; `attnix pull smollm2` gets the default one")
+
+
+def read_secret(directory: Path) -> bytes:
+    """The 16-byte key of the block-key hash, made at the first boot; mode 0600 in a directory of mode 0700."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / "secret"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_bytes()
+        if len(secret) != 16:
+            raise BootError(f"{path} is not 16 bytes long: remove it and boot again (cached keys will not match)") from None
+        return secret
+    with os.fdopen(fd, "wb") as file:
+        secret = secrets.token_bytes(16)
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    return secret
+
+
+def shape_of(options: Options) -> Shape:
+    """Error: BootError."""
+    if options.model == "sim":
+        return Shape("sim", "", "sim", KvShape(1, 1, 2, 2), options.window_tokens or 4096, SIM_VOCAB, "none")
+    path = resolve_model(options.model)
+    try:
+        config: ModelConfig = load_config(path)
+    except ModelError as error:
+        raise BootError(str(error)) from error
+    window = min(options.window_tokens or config.window, config.window)
+    kv = KvShape(config.layers, config.kv_heads, config.head_dim, ELEMENT_BYTES[options.kv_dtype])
+    rope = f"theta={config.rope_theta!r} scaling={config.rope_scaling!r} sliding={config.sliding_window!r}"
+    return Shape(Path(path).name, path, config.arch, kv, window, config.vocab, rope)
+
+
+def driver_specs(options: Options, shape: Shape, layout: RowLayout, capacity_frames: int) -> list[DriverSpec]:
+    common: dict[str, Any] = {"slots": layout.slots, "entries": layout.entries, "block_tokens": options.block_tokens}
+    if shape.path:
+        module = "attnix.drivers.accel"
+        threads = options.threads or max(1, (os.cpu_count() or 1) // options.accels)
+        config = common | {
+            "model": shape.path,
+            "dtype": options.dtype,
+            "kv_dtype": options.kv_dtype,
+            "numerics": options.numerics,
+            "threads": threads,
+            "cache_dir": str(home_dir() / "digests"),
+        }
+    else:
+        import json
+
+        module = "attnix.drivers.sim"
+        config = common | {"vocab": SIM_VOCAB, "numerics": options.numerics} | json.loads(options.sim or "{}")
+    return [
+        DriverSpec(
+            device=d,
+            name=f"hbm{d}",
+            argv=driver_argv(module),
+            config=config,
+            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens),
+            rows_bytes=layout.total_bytes,
+        )
+        for d in range(options.accels)
+    ]
+
+
+def kernel_config(
+    options: Options, shape: Shape, capacity: int, probes: Sequence[Probe], text: TextService | None
+) -> KernelConfig:
+    """The kernel's half of boot.  Error: BootError when the drivers do not agree about the model."""
+    first = probes[0]
+    if any((p.fingerprint, p.engine) != (first.fingerprint, first.engine) for p in probes):
+        raise BootError("the accel drivers do not hold the same model on the same engine")
+    identity = (
+        ("format", KEY_FORMAT),
+        ("weights", first.fingerprint),
+        ("kv_dtype", options.kv_dtype),
+        ("dtype", options.dtype),
+        ("geometry", "x".join(map(str, shape.kv))),
+        ("rope", shape.rope),
+        ("block_tokens", str(options.block_tokens)),
+        ("adapter", ""),
+        ("engine", first.engine),
+        ("numerics", options.numerics),
+    )
+    settings: dict[str, int | str] = {}
+    for assignment in options.sysctl:
+        name, separator, value = assignment.partition("=")
+        if not separator:
+            raise BootError(f"--sysctl {assignment!r}: write NAME=VALUE")
+        settings[name] = value
+    return KernelConfig(
+        devices=tuple(DeviceConfig(f"hbm{d}", "hbm", capacity) for d in range(options.accels)),
+        kv=shape.kv,
+        window_tokens=shape.window_tokens,
+        vocab_tokens=shape.vocab_tokens,
+        identity=identity,
+        block_tokens=options.block_tokens,
+        max_contexts=options.max_contexts,
+        stop_tokens=tuple(text.stop_ids)[:6] if text else (),
+        owner_uid=os.geteuid(),
+        version=__version__,
+        model=shape.name,
+        fingerprint=first.fingerprint,
+        architecture=shape.architecture,
+        kv_dtype=options.kv_dtype,
+        numerics=options.numerics,
+        tokenizer=text.tokenizer_path if text else "",
+        daemon_pid=os.getpid(),
+        sharing=options.sharing,
+        sysctl=settings,
+    )
+
+
+class _Relay:
+    """Events of drivers that start before there is a daemon to take them."""
+
+    def __init__(self) -> None:
+        self._early: list[Event] = []
+        self._feed: Callable[[Event], None] | None = None
+
+    def emit(self, event: Event) -> None:
+        if self._feed is None:
+            self._early.append(event)
+        else:
+            self._feed(event)
+
+    def log(self, level: str, text: str) -> None:
+        print(f"attnix: {level}: {text}", file=sys.stderr, flush=True)
+        self.emit(Bug(level, text))
+
+    def connect(self, feed: Callable[[Event], None]) -> None:
+        self._feed = feed
+        early, self._early = self._early, []
+        for event in early:
+            feed(event)
+
+
+async def serve(options: Options, ready: Callable[[str], None]) -> int:
+    """Boot and serve until shutdown.  Returns the exit status.  Error: BootError, with nothing left behind."""
+    try:
+        listener = Listener(options.socket)
+    except CannotListen as error:
+        raise BootError(str(error)) from error
+    relay = _Relay()
+    text: TextService | None = None
+    supervisor: Supervisor | None = None
+    try:
+        shape = shape_of(options)
+        frame_bytes = shape.kv.frame_bytes(options.block_tokens)
+        capacity = options.hbm_bytes // frame_bytes
+        if capacity < 2:
+            raise BootError(f"--hbm {options.hbm_bytes} bytes holds {capacity} frames of {frame_bytes}: give it more")
+        layout = RowLayout(options.max_contexts, -(-shape.window_tokens // options.block_tokens))
+        supervisor = Supervisor(driver_specs(options, shape, layout, capacity), relay.emit, relay.log)
+        starting = asyncio.ensure_future(supervisor.start())
+        await asyncio.sleep(0)  # let the drivers begin to load while the text worker does
+        if shape.path:
+            text = TextService(shape.path, log=relay.log)
+        probes = await starting
+        rows = [memoryview(supervisor.rows(d)) for d in range(options.accels)]
+        config = kernel_config(options, shape, capacity, probes, text)
+        core = Core(read_secret(Path(options.state_dir)), options.block_tokens, layout, [capacity] * options.accels, rows)
+        kernel = Kernel(config, core)
+        daemon = Daemon(kernel, listener, text, supervisor)
+    except (DriverStartError, TextUnavailable, BootError, ValueError) as error:
+        listener.close()
+        if text is not None:
+            await text.close()
+        if supervisor is not None:
+            await supervisor.close()
+        raise BootError(str(error)) from error
+    relay.connect(daemon.feed)
+    if text is not None:
+        await text.start()
+    return await daemon.run(lambda: ready(listener.path))
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(prog="attnix boot", description="Start the attnix daemon.")
+    parser.add_argument("--model", default="smollm2", help="path of a GGUF file or Hugging Face directory, a pulled model, or sim")
+    parser.add_argument("--socket", default=default_socket_path(), help="Unix socket to serve (default: %(default)s)")
+    parser.add_argument("--hbm", default="256MiB", type=parse_bytes, help="memory for frames, per accel (default: %(default)s)")
+    parser.add_argument("--accels", default=1, type=int, help="compute devices, each a driver process (default: %(default)s)")
+    parser.add_argument("--block-tokens", default=BLOCK_TOKENS, type=int, help="tokens per block (default: %(default)s)")
+    parser.add_argument("--window", default=0, type=int, help="longest context in tokens (default: the model's)")
+    parser.add_argument("--max-contexts", default=MAX_CONTEXTS, type=int, help="context slots (default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the weights")
+    parser.add_argument("--kv-dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the frames")
+    parser.add_argument("--numerics", default="fast", choices=("fast", "invariant"), help="invariant: batch-invariant results")
+    parser.add_argument("--threads", default=0, type=int, help="of each accel (default: the cores shared out)")
+    parser.add_argument("--sharing", default="uid", choices=("uid", "none"), help="who shares prefixes")
+    parser.add_argument("--state-dir", default=str(state_dir()), help="secret (default: %(default)s)")
+    parser.add_argument("--sim", default="", help="settings of the simulated accel, as JSON (with --model sim)")
+    parser.add_argument("--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set a tunable at boot")
+    a = parser.parse_args(argv)
+    for name, least in (("accels", 1), ("block_tokens", 1), ("window", 0), ("max_contexts", 1), ("threads", 0)):
+        if getattr(a, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+    if a.accels > 8 or a.block_tokens > 256:
+        parser.error("at most 8 accels and 256 tokens per block")
+    return Options(
+        a.model, a.socket, a.hbm, a.accels, a.block_tokens, a.window, a.max_contexts, a.dtype, a.kv_dtype, a.numerics,
+        a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl),
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 after an orderly shutdown, 1 when it cannot start, 70 after a panic."""
+    options = parse(argv)
+
+    def ready(path: str) -> None:
+        print(f"attnix: ready on {path}", flush=True)
+
+    try:
+        return uvloop.run(serve(options, ready))
+    except BootError as error:
+        print(f"attnix: cannot boot: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
