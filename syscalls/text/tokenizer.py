@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ _END_NAMES: Final = frozenset(
 _QUESTION: Final = ChatMessage("user", "question")
 _ANSWER: Final = ChatMessage("assistant", "answer")
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SHIELD: Final = "\ue000attnix%d\ue001"  # private-use characters: stands for markup that a message's content contains
+_ANCHORS: Final = ("\0", "\n")  # the first is a byte token, which joins with nothing, where there are byte tokens
 
 
 def load_text(path: str | Path) -> TextModel:
@@ -46,7 +47,7 @@ def load_text(path: str | Path) -> TextModel:
 
 
 class TextModel:
-    """Everything that turns text into tokens and back for one model.
+    """Everything that turns text into tokens and back for one model.  Used by one thread (encoding sets a mode).
 
     path          the file a client can load to tokenize by itself
     vocab_tokens  ids the tokenizer knows
@@ -98,11 +99,12 @@ class TextModel:
         continues      the text follows other text in a context: no word prefix is invented (SentencePiece models)
         """
         if continues and self._style == "spaces":
-            # These tokenizers put a space before a text.  Behind a newline they do not; the newline is cut off again.
-            newline = self._raw("\n", False)
-            ids = self._raw("\n" + text, allow_special)
-            if ids[: len(newline)] == newline:
-                return ids[len(newline) :]
+            # These tokenizers put a space before a text, but not behind a character that is in it already.
+            for anchor in _ANCHORS:
+                lead = self._raw(anchor, False)
+                ids = self._raw(anchor + text, allow_special)
+                if ids[: len(lead)] == lead:  # the anchor did not join with what follows
+                    return ids[len(lead) :]
         return self._raw(text, allow_special)
 
     def _raw(self, text: str, allow_special: bool) -> list[int]:
@@ -192,35 +194,49 @@ class TextModel:
     def _closing_present(self, tail: Sequence[int]) -> int:
         """How many of the closing tokens the context ends with already; a lone newline is no end of a turn."""
         closing = self._closing
-        for count in range(len(closing), 0, -1):
-            if list(tail[-count:]) == closing[:count] and not self.special_ids.isdisjoint(closing[:count]):
-                return count
+        for present in range(len(closing), 0, -1):
+            if list(tail[-present:]) == closing[:present] and not self.special_ids.isdisjoint(closing[:present]):
+                return present
         return 0
 
-    def _shield(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], list[str]]:
-        """Replace markup inside contents, so that a message cannot end its own turn and speak for somebody else."""
-        hidden: list[str] = []
+    def _shield(self, messages: Sequence[ChatMessage]) -> tuple[list[ChatMessage], dict[str, str]]:
+        """Replace markup inside contents, so that a message cannot end its own turn and speak for somebody else.
+
+        Returns the messages and what each replacement stands for.
+        """
+        contents = "".join(message.content for message in messages)
+        if not self._markup.search(contents):
+            return list(messages), {}
+        mark = next(mark for mark in map(_shield_mark, count()) if mark not in contents)
+        hidden: dict[str, str] = {}
 
         def hide(match: re.Match[str]) -> str:
-            hidden.append(match.group())
-            return _SHIELD % (len(hidden) - 1)
+            shield = f"{mark}{len(hidden)}\ue001"
+            hidden[shield] = match.group()
+            return shield
 
         return [ChatMessage(role, self._markup.sub(hide, content)) for role, content in messages], hidden
 
-    def _encode_rendered(self, text: str, hidden: Sequence[str], continues: bool = True) -> list[int]:
+    def _encode_rendered(self, text: str, hidden: Mapping[str, str], continues: bool = True) -> list[int]:
+        """Encode with the template's markup as tokens and the contents' markup, put back, as text."""
         if not hidden:
             return self.encode(text, allow_special=True, continues=continues)
         ids: list[int] = []
         at = 0
         for match in [*self._markup.finditer(text), None]:
             plain = text[at : match.start() if match else len(text)]
-            for index, original in enumerate(hidden):
-                plain = plain.replace(_SHIELD % index, original)
+            for shield, original in hidden.items():
+                plain = plain.replace(shield, original)
             ids += self.encode(plain, continues=continues and not ids)
             if match:
                 ids += self.encode(match.group(), allow_special=True)
                 at = match.end()
         return ids
+
+
+def _shield_mark(number: int) -> str:
+    """Private-use characters stand for markup that a message's content contains."""
+    return f"\ue000{number}:"
 
 
 # -- Hugging Face directory ---------------------------------------------------------------------------------------
