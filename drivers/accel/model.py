@@ -16,7 +16,8 @@ import enum
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +76,8 @@ class PassRefused(Exception):
         self.detail = detail
 
 
-class PageRows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PageRows:
     """Page-table rows of one accel as arrays over shared memory (DESIGN.md section 10, item 3).
 
     frame, shift  [slots, N]  i32
@@ -182,10 +184,19 @@ class Model:
                 raise ValueError(f"page-table rows: bad array {name}")
         if rows.generation.shape != (slots,) or rows.generation.dtype != np.uint32:
             raise ValueError("page-table rows: bad array generation")
-        views = [ffi.from_buffer(array) for array in rows]
-        kinds = ("int32_t *", "int32_t *", "int16_t *", "uint32_t *")
-        pointers = [ffi.cast(kind, view) for kind, view in zip(kinds, views, strict=True)]
-        lib.ax_attach(self._engine, frames, capacity, block_tokens, *pointers, slots, entries)
+        views = [ffi.from_buffer(array) for array in (rows.frame, rows.shift, rows.count, rows.generation)]
+        lib.ax_attach(
+            self._engine,
+            frames,
+            capacity,
+            block_tokens,
+            ffi.cast("int32_t *", views[0]),
+            ffi.cast("int32_t *", views[1]),
+            ffi.cast("int16_t *", views[2]),
+            ffi.cast("uint32_t *", views[3]),
+            slots,
+            entries,
+        )
         self._held = (frames, rows, views)
 
     def forward(self, seqs: npt.NDArray[Any], tokens: I32, copies: I32, want: I32) -> F32:

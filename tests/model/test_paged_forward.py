@@ -213,7 +213,8 @@ def test_the_reference_is_transformers() -> None:
         num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta}, tie_word_embeddings=False,
     )  # fmt: skip
-    model = transformers.Qwen3ForCausalLM(kind).eval()
+    model: Any = transformers.Qwen3ForCausalLM(kind)
+    model.eval()
     weights = random_weights(c)
     model.load_state_dict(weights)
     tokens = some_tokens(90)
@@ -393,7 +394,7 @@ def test_bit_equal_in_any_batch_and_chunking(isa: Isa, dtype: KvDtype, monkeypat
     alone = [Pages(model, seed=9).prefill(0, text) for text in texts]
     largest = 0
 
-    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
     def check(data: st.DataObject) -> None:
         nonlocal largest

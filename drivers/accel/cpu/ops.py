@@ -55,12 +55,13 @@ def linear(x: F32, weight: F32 | U16, *, isa: Isa, row_block: int = 0) -> F32:
     weight  [N, K]  f32, or bfloat16 as uint16 bit patterns
     ->      [M, N]  f32   each element one sum over k in order, so independent of M and row_block
     """
-    x, weight = np.ascontiguousarray(x, np.float32), np.ascontiguousarray(weight)
+    x = np.ascontiguousarray(x, np.float32)
+    packed: npt.NDArray[Any] = np.ascontiguousarray(weight)
     m, k = x.shape
-    n = weight.shape[0]
+    n = packed.shape[0]
     y = np.zeros((m, n), np.float32)
-    dtype = DTYPE_CODES["bfloat16" if weight.dtype == np.uint16 else "float32"]
-    if lib.ax_op_linear(isa, row_block, _f32(x), m, k, ffi.from_buffer(weight), dtype, n, _f32(y)) != 0:
+    dtype = DTYPE_CODES["bfloat16" if packed.dtype == np.uint16 else "float32"]
+    if lib.ax_op_linear(isa, row_block, _f32(x), m, k, ffi.from_buffer(packed), dtype, n, _f32(y)) != 0:
         raise MemoryError("linear")
     return y
 
