@@ -78,17 +78,6 @@ class Kernel:
             scheduler.run()
         return m.take_effects()
 
-    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
-        """Length and last `count` tokens of a context that may be appended to now.  Errno: EBADF, ESTALE, EBUSY.
-
-        For the daemon, which must know how a context ends before it can turn a chat message into tokens.
-        """
-        m = self.machine
-        context = m.connections[Conn(conn)].lookup(ctx)
-        traps.quiet(context, "append")
-        length = m.core.slot_row(context.slot).tokens
-        return length, m.core.read_log(context.slot, max(0, length - count), length)
-
     def fsck(self) -> list[str]:
         """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
         return fsck_module.fsck(self.machine)
