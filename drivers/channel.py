@@ -16,7 +16,7 @@ import contextlib
 import os
 import socket
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -90,7 +90,7 @@ class Channel:
         A non-blocking end returns False when part of it had to be queued: call `flush` once the socket is writable.
         Error: ChannelClosed when the peer is gone; BadMessage when the message is too long to be received.
         """
-        packed = msgpack.packb(message)
+        packed = cast(bytes, msgpack.packb(message))
         if len(packed) > MAX_CHANNEL_MESSAGE_BYTES:
             raise BadMessage(f"message of {len(packed)} bytes; the limit is {MAX_CHANNEL_MESSAGE_BYTES}")
         room = PACKET_BYTES - 1

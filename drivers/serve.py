@@ -7,6 +7,7 @@ Drivers in other languages follow drivers/protocol.py and are held to the same c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -114,10 +115,8 @@ def run_driver(program: str, make: Callable[[DriverArguments], Backend], argv: S
         print(f"{program}: {error}", file=sys.stderr, flush=True)
         sys.exit(os.EX_CONFIG)
     channel = Channel.from_fd(arguments.channel_fd, arena_fd=arguments.arena_fd)
-    try:
+    with contextlib.suppress(ChannelClosed):  # the daemon went away while we answered: the same as end-of-file
         serve(channel, backend)
-    except ChannelClosed:
-        pass  # the daemon went away while we answered: the same as end-of-file
     sys.stderr.flush()
     sys.exit(0)
 
@@ -144,7 +143,7 @@ def answers(message: list[Any], backend: Backend) -> list[list[Any]]:
             backend.drop([int(frame) for frame in message[2]])
             return [["dropped", int(message[1])]]
         return [["unknown", verb]]
-    except Exception as error:  # noqa: BLE001  whatever it is, the daemon gets its answer and the others their driver
+    except Exception as error:  # whatever it is, the daemon gets its answer and the others their driver
         traceback.print_exc()
         if verb == "exec" and isinstance(request, int):
             return [["failed", request, int(E.EIO), f"{type(error).__name__}: {error}"]]

@@ -147,7 +147,7 @@ class SimDevice:
             self._check_frame(destination)
             copies.append((source, destination))
         tokens = array("i", effect.tokens)
-        if len(tokens) and not (0 <= min(tokens) and max(tokens) < self.vocab):
+        if len(tokens) and (min(tokens) < 0 or max(tokens) >= self.vocab):
             raise _Refused(E.EINVAL, f"a token id is outside the vocabulary of {self.vocab}")
         histories = iter(effect.histories)
         works: list[_Work] = []

@@ -77,7 +77,7 @@ def test_the_simulated_driver_conforms(name: str, rig: Rig) -> None:
     ],
 )
 def test_a_single_fault_in_a_whole_run_is_found(fault: Fault, expected: str) -> None:
-    """One pass of one check goes wrong (the 12th of the driver's life): exactly one finding, and it says what was seen."""
+    """One pass of one check goes wrong (the 12th of the driver's life): one finding, which says what was seen."""
     plan = FaultPlan({(1, 11): fault}, seed=3, slow_ns=20_000_000_000)
     lives = [plan, None]  # the driver started after the finding is a healthy one
     deadline_s = 2.0 if fault in (Fault.HANG, Fault.SLOW) else 30.0

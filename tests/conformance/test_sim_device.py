@@ -83,8 +83,19 @@ class Bench:
         return tokens[prompt_tokens:]
 
 
-def make_seq(slot: int, start: int, tokens: Sequence[int], choice: SamplingChoice = GREEDY, *, flags: int = SAMPLE, write_from: int = 0,
-             prompt_tokens: int = 0, logprobs: int = 0, score_from: int = 0, entries: int = 0) -> Seq:  # fmt: skip
+def make_seq(
+    slot: int,
+    start: int,
+    tokens: Sequence[int],
+    choice: SamplingChoice = GREEDY,
+    *,
+    flags: int = SAMPLE,
+    write_from: int = 0,
+    prompt_tokens: int = 0,
+    logprobs: int = 0,
+    score_from: int = 0,
+    entries: int = 0,
+) -> Seq:
     return Seq(
         slot, 0, start, len(tokens) - start, write_from, entries or -(-len(tokens) // B), 0, flags, choice.temperature,
         choice.top_p, choice.min_p, choice.top_k, choice.seed, choice.repetition_penalty, choice.presence_penalty,

@@ -1,0 +1,102 @@
+"""The accel driver, as the daemon starts it, with a tiny random Llama: it conforms in both numerics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from attnix.drivers.conformance import CHECKS, MIN_ENTRIES, MIN_FRAMES, MIN_SLOTS, Rig, check_driver
+from attnix.drivers.faulty import Fault, FaultPlan
+from attnix.drivers.spec import DriverSpec, driver_argv
+from attnix.kernel.geometry import KvShape, RowLayout
+
+LAYOUT = RowLayout(MIN_SLOTS, MIN_ENTRIES)
+BLOCK_TOKENS = 8
+LAYERS, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 32, 48, 4, 2, 16, 256
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with weights large enough that attention looks somewhere and logits differ."""
+    path = tmp_path_factory.mktemp("tiny")
+    random = np.random.default_rng(11)
+
+    def weight(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return random.normal(0.0, 0.4, shape).astype(np.float32)
+
+    tensors = {
+        "model.embed_tokens.weight": weight(VOCAB, HIDDEN),
+        "model.norm.weight": 1 + weight(HIDDEN),
+        "lm_head.weight": weight(VOCAB, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            prefix + "input_layernorm.weight": 1 + weight(HIDDEN),
+            prefix + "post_attention_layernorm.weight": 1 + weight(HIDDEN),
+            prefix + "self_attn.q_proj.weight": weight(HEADS * HEAD_DIM, HIDDEN),
+            prefix + "self_attn.k_proj.weight": weight(KV_HEADS * HEAD_DIM, HIDDEN),
+            prefix + "self_attn.v_proj.weight": weight(KV_HEADS * HEAD_DIM, HIDDEN),
+            prefix + "self_attn.o_proj.weight": weight(HIDDEN, HEADS * HEAD_DIM),
+            prefix + "mlp.gate_proj.weight": weight(MLP, HIDDEN),
+            prefix + "mlp.up_proj.weight": weight(MLP, HIDDEN),
+            prefix + "mlp.down_proj.weight": weight(HIDDEN, MLP),
+        }
+    save_file(tensors, path / "model.safetensors")
+    config = {
+        "model_type": "llama", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": MLP,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": VOCAB,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "eos_token_id": 0, "bos_token_id": 1,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def start_accel(model: Path, numerics: str, dtype: str, plan: FaultPlan | None = None) -> Rig:
+    element_bytes = {"float32": 4, "bfloat16": 2}[dtype]
+    frame_bytes = KvShape(LAYERS, KV_HEADS, HEAD_DIM, element_bytes).frame_bytes(BLOCK_TOKENS)
+    spec = DriverSpec(
+        device=0,
+        name="accel",
+        argv=driver_argv("attnix.drivers.accel"),
+        config={
+            "model": str(model),
+            "slots": LAYOUT.slots,
+            "entries": LAYOUT.entries,
+            "block_tokens": BLOCK_TOKENS,
+            "dtype": dtype,
+            "kv_dtype": dtype,
+            "numerics": numerics,
+        },
+        arena_bytes=MIN_FRAMES * frame_bytes,
+        rows_bytes=LAYOUT.total_bytes,
+        environment={} if plan is None else plan.environment(),
+    )
+    return Rig(spec, LAYOUT, BLOCK_TOKENS, deadline_s=60.0)
+
+
+@pytest.fixture(
+    scope="module", params=[("invariant", "float32"), ("fast", "float32"), ("fast", "bfloat16")], ids="-".join
+)
+def rig(request: pytest.FixtureRequest, model: Path) -> Iterator[Rig]:
+    rig = start_accel(model, *request.param)
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_accel_conforms(name: str, rig: Rig) -> None:
+    CHECKS[name](rig)
+
+
+def test_faults_reach_the_driver_that_ships(model: Path) -> None:
+    """ATTNIX_DRIVER_FAULTS works on accel too, and the suite sees what it does."""
+    plans = [FaultPlan({(1, 0): Fault.FLIP, (1, 1): Fault.TWICE}, seed=1), None]
+    report = check_driver(lambda: start_accel(model, "invariant", "float32", plans.pop(0)))
+    assert [finding.check for finding in report.findings] == ["each_pass_is_answered_once_and_in_order"]
