@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def fsck(m: Machine) -> list[str]:
     problems = fsck_core(m.core, [d.capacity for d in m.devices], m.config.block_tokens)
     problems += _contexts(m)
+    problems += _writes(m)
     return problems
 
 
@@ -110,6 +111,34 @@ def _frames(
         problems.append(f"I1: device {d} has {free} free frames, the free list {core.free_frames(d)}")
     if reclaimable != core.reclaimable_frames(d):
         problems.append(f"I1: device {d} has {reclaimable} reclaimable frames, the count says {core.reclaimable_frames(d)}")
+    return problems
+
+
+def _writes(m: Machine) -> list[str]:
+    """I5: no position that a pass in flight writes can be read through another context's page table.
+
+    Exempt are blocks still being filled: who maps one waits until it is valid.  Two contexts may name one partial tail,
+    and its owner may go on writing behind what the other has of it.
+    """
+    problems: list[str] = []
+    size = m.config.block_tokens
+    for device in m.devices:
+        if device.flight is None:
+            continue
+        readers: dict[int, list[tuple[int, int]]] = {}
+        for context in m.contexts_of(device.index):
+            frames, _, counts, _, _, _ = m.core.pagemap(context.slot)
+            for frame, count in zip(array("i", frames), array("h", counts), strict=True):
+                readers.setdefault(frame, []).append((context.slot, count))
+        state = m.core.frame_table(device.index)[0]
+        for q in device.flight_seqs():
+            mine = array("i", m.core.pagemap(q.slot)[0])
+            first = max(q.write_from, q.start)
+            for i in range(first // size, -(-(q.start + q.ntokens) // size)):
+                offset = max(0, first - i * size)
+                others = [s for s, count in readers.get(mine[i], []) if s != q.slot and count > offset]
+                if others and (state[mine[i]] == VALID or not m.core.pagemap(q.slot)[4][i] & 2):
+                    problems.append(f"I5: slot {q.slot} writes frame {mine[i]}, which slots {others} read")
     return problems
 
 

@@ -248,6 +248,10 @@ class Kernel:
         if len(event.tokens) != expected or len(event.logprobs) != expected:
             self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, f"{len(event.tokens) // 4} tokens for {device.samples}"))
             return
+        low, high = m.core.token_range(event.tokens)
+        if low < 0 or high >= m.config.vocab_tokens:
+            self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, f"sampled token {low if low < 0 else high}"))
+            return
         rare = event.tops or event.scores or m.schedulers[device.index].queue or m.ending or m.unsettled
         seqs = device.flight_seqs() if rare else None  # steady decoding costs no Python per context
         if (event.tops or event.scores) and not _fits(event, seqs or []):

@@ -1,0 +1,135 @@
+"""fsck finds what it says it finds: every invariant is broken on purpose, in the twin's own tables, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from attnix.kernel.twin import FILLING, FREE, VALID, TwinCore
+from attnix.simulated import SimulatedSystem, ints
+
+
+def busy_system() -> tuple[SimulatedSystem, TwinCore]:
+    """Two contexts that share a prefix, one in flight, one reclaimable block, some free frames."""
+    system = SimulatedSystem(frames=16, block_tokens=4)
+    client = system.connect()
+    gone = client.call("alloc_context").ctx
+    client.call("append", gone, ints([9] * 4))
+    system.run()
+    client.call("release", gone)
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(range(10)))
+    system.run()
+    fork = client.call("fork", ctx).ctxs[0]
+    client.post("generate", fork, 5)
+    assert isinstance(system.core, TwinCore)
+    assert system.kernel.fsck() == []
+    return system, system.core
+
+
+def _free_in_use(core: TwinCore) -> None:
+    pool = core._pools[0]
+    pool.frames[pool.free[-1]].refs = 1
+
+
+def _lost_frame(core: TwinCore) -> None:
+    core._pools[0].free.pop()
+
+
+def _free_twice(core: TwinCore) -> None:
+    core._pools[0].free.append(core._pools[0].free[-1])
+
+
+def _block_names_another(core: TwinCore) -> None:
+    frame = next(f for f in core._pools[0].frames if f.state == VALID)
+    core._blocks[frame.block].copies[0] = -1
+
+
+def _refs_too_high(core: TwinCore) -> None:
+    next(f for f in core._pools[0].frames if f.refs > 1).refs += 1
+
+
+def _refs_too_low(core: TwinCore) -> None:
+    next(f for f in core._pools[0].frames if f.refs > 1).refs -= 1
+
+
+def _wired_for_nobody(core: TwinCore) -> None:
+    next(f for f in core._pools[0].frames if f.refs > 0).wired += 1
+
+
+def _reclaimable_but_mapped(core: TwinCore) -> None:
+    next(f for f in core._pools[0].frames if f.refs > 0 and f.state == VALID).stamp = 99
+
+
+def _leaked(core: TwinCore) -> None:
+    frame = next(f for f in core._pools[0].frames if f.stamp)
+    frame.stamp = 0
+    core._pools[0].reclaimable -= 1
+
+
+def _key_finds_nothing(core: TwinCore) -> None:
+    core._index.popitem()
+
+
+def _shared_tail_written(core: TwinCore) -> None:
+    """The fork in flight got a tail of its own; give it the parent's again, as if it had never been copied."""
+    writer = core._slots[core._pools[0].flight[0][0]]
+    frame = core._pools[0].frames[writer.frames[-1]]
+    frame.refs += 1
+    reader = next(s for s in core._slots if s.used and s is not writer)
+    core._pools[0].frames[reader.frames[-1]].refs -= 1
+    reader.frames[-1] = writer.frames[-1]
+
+
+def _computed_beyond_map(core: TwinCore) -> None:
+    next(s for s in core._slots if s.used).computed = 13
+
+
+def _orphan(core: TwinCore) -> None:
+    block = next(b for b in core._blocks if b.indexed and b.parent >= 0)
+    block.parent = next(i for i, b in enumerate(core._blocks) if not b.indexed)
+
+
+@pytest.mark.parametrize(
+    ("named", "damage"),
+    [
+        ("I1", _free_in_use),
+        ("I1", _lost_frame),
+        ("I1", _free_twice),
+        ("I1", _reclaimable_but_mapped),
+        ("I1", _leaked),
+        ("I2", _block_names_another),
+        ("I3", _refs_too_high),
+        ("I3", _refs_too_low),
+        ("I4", _wired_for_nobody),
+        ("I5", _shared_tail_written),
+        ("I6", _key_finds_nothing),
+        ("I6", _orphan),
+        ("I7", _computed_beyond_map),
+    ],
+)
+def test_each_invariant_is_named_when_it_is_broken(named: str, damage: Callable[[TwinCore], None]) -> None:
+    system, core = busy_system()
+    damage(core)
+    problems = system.kernel.fsck()
+    assert any(p.startswith(named) for p in problems), f"{damage.__name__}: {problems}"
+
+
+def test_i9_a_request_that_nobody_would_answer() -> None:
+    system, _ = busy_system()
+    connection = next(iter(system.kernel.machine.connections.values()))
+    connection.requests.clear()
+    assert any(p.startswith("I9") for p in system.kernel.fsck())
+
+
+def test_i10_everything_returns_to_baseline() -> None:
+    system, core = busy_system()
+    for client in list(system.clients.values()):
+        system.disconnect(client)
+    system.run()
+    assert system.available() == 16
+    core.evict(0, list(core.oldest(0, 16)))
+    assert core.free_frames(0) == 16
+    assert system.kernel.fsck() == []
+    assert {f.state for f in core._pools[0].frames} == {FREE} and FILLING not in {f.state for f in core._pools[0].frames}

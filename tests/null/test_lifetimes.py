@@ -1,0 +1,201 @@
+"""Processes, waits, cancels and ends: one reply per request on every path, and frames back at baseline."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel.core import Core
+from attnix.kernel.errors import E, Errno
+from attnix.kernel.events import ExecDone, StopAt
+from attnix.simulated import SimulatedSystem, ints, tokens_of
+
+
+def small(**more: object) -> SimulatedSystem:
+    return SimulatedSystem(core=Core, frames=32, block_tokens=4, **more)  # type: ignore[arg-type]
+
+
+def test_wait_is_answered_when_the_child_ends_and_once() -> None:
+    system = small()
+    client = system.connect()
+    child = client.call("spawn", "child")
+    request = client.post("wait", child.pid)
+    assert request not in client.replies
+    client.call("exit", child.pid, 3)
+    result = client.result(request)
+    assert (result.pid, result.code, result.reason) == (child.pid, 3, "exited")
+    with pytest.raises(Errno) as error:
+        client.call("wait", child.pid)
+    assert error.value.code is E.ENOENT
+
+
+def test_wait_times_out_and_a_zombie_keeps_its_code() -> None:
+    system = small()
+    client = system.connect()
+    child = client.call("spawn", "child")
+    with pytest.raises(Errno) as error:
+        client.call("wait", child.pid, 0)
+    assert error.value.code is E.EAGAIN
+    request = client.post("wait", child.pid, 50)
+    system.advance(51_000_000)
+    assert client.replies[request].code == E.ETIMEDOUT
+    client.call("kill", child.pid, 9)
+    assert [p.state for p in client.call("ps").processes if p.pid == child.pid] == ["zombie"]
+    assert client.call("wait").code == 128 + 9
+    assert client.call("ps").processes[-1].pid != child.pid
+
+
+def test_stop_and_continue_change_nothing_but_time() -> None:
+    system = small()
+    client = system.connect()
+    child = client.call("spawn", "child")
+    ctx = client.call("alloc_context", child.pid).ctx
+    client.post("append", ctx, ints([1, 2, 3]))
+    request = client.post("generate", ctx, 9)
+    system.tick()
+    system.tick()
+    client.call("kill", child.pid, 19)
+    system.run()
+    assert request not in client.replies
+    assert [p.state for p in client.call("ps", child.pid).processes] == ["stopped"]
+    client.call("kill", child.pid, 18)
+    system.run()
+    assert tokens_of(client.result(request).tokens) == reference_tokens([1, 2, 3], 9)
+
+
+def test_one_owner_cannot_touch_another() -> None:
+    system = small()
+    mine, other = system.connect(1001), system.connect(1002)
+    made = mine.call("alloc_context")
+    pid = system.kernel.machine.contexts[made.cid].process.pid
+    for name, args in (("kill", (pid, 9)), ("setpriority", (pid, 3)), ("getrusage", (pid,)), ("ps", (pid,))):
+        with pytest.raises(Errno) as error:
+            other.call(name, *args)
+        assert error.value.code is E.EACCES, name
+    for name in ("stat", "pagemap"):
+        with pytest.raises(Errno) as error:
+            other.call(name, 0, made.cid)
+        assert error.value.code is E.ENOENT, name
+        assert mine.call(name, 0, made.cid) is not None
+    with pytest.raises(Errno) as error:
+        other.call("stat", made.ctx)
+    assert error.value.code is E.EBADF, "a handle means nothing on another connection"
+    assert all(p.uid == 1002 for p in other.call("ps").processes)
+    with pytest.raises(Errno) as error:
+        other.call("shutdown")
+    assert error.value.code is E.EACCES
+
+
+def test_stale_and_forged_handles() -> None:
+    system = small()
+    client = system.connect()
+    first = client.call("alloc_context").ctx
+    client.call("release", first)
+    second = client.call("alloc_context").ctx
+    assert first & 0xFFFFFFFF == second & 0xFFFFFFFF, "the index is used again"
+    for handle, code in ((first, E.ESTALE), (0, E.EBADF), (-5, E.EBADF), (second + 1, E.EBADF), (second + (7 << 32), E.EBADF)):
+        with pytest.raises(Errno) as error:
+            client.call("stat", handle) if handle else client.call("append", handle, ints([1]))
+        assert error.value.code is code, handle
+
+
+def test_disconnect_in_the_middle_of_a_prefill_stops_within_one_chunk() -> None:
+    system = SimulatedSystem(core=Core, frames=600, block_tokens=4, window_tokens=2048, sysctl={"sched.step_tokens": 64})
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    prompt = [n % 256 for n in range(2000)]
+    client.post("append", ctx, ints(prompt))
+    client.post("generate", ctx, 5)
+    for _ in range(10):
+        system.tick()
+    done = system.devices[0].computed_tokens
+    system.disconnect(client)
+    system.run()
+    assert system.devices[0].computed_tokens <= done + 64
+    assert system.available() == 600 and not system.kernel.machine.contexts
+    retry = system.connect()
+    ctx = retry.call("alloc_context").ctx
+    retry.call("append", ctx, ints(prompt))
+    result = retry.call("generate", ctx, 5)
+    assert tokens_of(result.tokens) == reference_tokens(prompt, 5)
+    assert result.usage.hit_tokens >= 640, "the retry goes on from the finished blocks"
+
+
+def test_a_short_request_starts_beside_a_long_prefill() -> None:
+    """Case 32: it is not stuck behind the 2,000-token prompt once that is cancelled."""
+    system = SimulatedSystem(core=Core, frames=600, block_tokens=4, window_tokens=2048, sysctl={"sched.step_tokens": 64})
+    client = system.connect()
+    long = client.call("alloc_context").ctx
+    client.post("append", long, ints([n % 256 for n in range(2000)]))
+    request = client.post("generate", long, 5)
+    system.tick()
+    client.call("cancel", request)
+    short = client.call("alloc_context").ctx
+    client.post("append", short, ints([1, 2, 3, 4, 5]))
+    answer = client.post("generate", short, 1)
+    passes = system.run(until=lambda: answer in client.replies)
+    assert passes <= 2
+    assert client.result(request).reason == "cancelled"
+
+
+def test_a_stop_found_after_the_end_still_trims_the_context() -> None:
+    """The daemon sees the text only after the step that also hit max_tokens."""
+    system = small()
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.post("append", ctx, ints([9, 9]))
+    request = client.post("generate", ctx, 6)
+    system.run()
+    assert client.result(request).reason == "length"
+    system.step(StopAt(client.conn, request, 4))
+    assert client.call("stat", ctx).tokens == 2 + 4
+    system.step(StopAt(client.conn, request, 1))
+    assert client.call("stat", ctx).tokens == 2 + 4, "only once"
+
+
+def test_window_ends_a_generation_with_length() -> None:
+    """Case 28: a model that never stops, and a prompt that is too long."""
+    system = SimulatedSystem(core=Core, frames=64, block_tokens=4, window_tokens=64)
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints([5] * 60))
+    result = client.call("generate", ctx, 1000)
+    assert (result.reason, result.tokens_total, len(result.tokens) // 4) == ("length", 64, 4)
+    again = client.call("generate", ctx, 10)
+    assert (again.reason, again.tokens) == ("length", b"")
+    with pytest.raises(Errno) as error:
+        client.call("append", ctx, ints([1]))
+    assert (error.value.detail["wanted"], error.value.detail["limit"]) == (65, 64)
+
+
+def test_a_driver_that_lies_is_restarted_and_nobody_sees_it() -> None:
+    """Completions that do not fit the pass: too few tokens, tokens outside the vocabulary."""
+    system = small()
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.post("append", ctx, ints([1, 2, 3]))
+    request = client.post("generate", ctx, 4)
+    for bad in (ints([1, 2]), ints([100_000]), ints([-1])):
+        effect = system.pending[0].popleft()
+        lps = bytes(len(bad))
+        system.step(ExecDone(0, effect.seq, bad, lps, (), (), 0, 0))
+    system.run()
+    assert tokens_of(client.result(request).tokens) == reference_tokens([1, 2, 3], 4)
+    assert client.call("vmstat").counters["exec_failed"] == 3
+
+
+def test_same_events_same_effects_to_the_byte() -> None:
+    def play() -> list[object]:
+        system = SimulatedSystem(core=Core, frames=8, block_tokens=4, record=True, sysctl={"sched.step_tokens": 7})
+        client = system.connect()
+        contexts = [client.call("alloc_context").ctx for _ in range(3)]
+        for n, ctx in enumerate(contexts):
+            client.post("append", ctx, ints([n, 1, 2, 3, 4, 5]))
+            client.post("generate", ctx, 12, 0.7, 0, 1.0, 0.0, 11)
+        system.tick()
+        system.kill_driver()
+        system.run()
+        system.disconnect(client)
+        return [entry for entry in system.log]
+
+    assert play() == play()
