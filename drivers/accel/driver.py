@@ -138,7 +138,9 @@ class AccelBackend:
                 raise ConfigError(f"an arena of {len(frames)} bytes cannot hold a frame of {self._frame_bytes}")
             layout = RowLayout(config.slots, config.entries)
             if len(memoryview(rows)) < layout.total_bytes:
-                raise ConfigError(f"{len(memoryview(rows))} bytes of page-table rows, {layout} needs {layout.total_bytes}")
+                raise ConfigError(
+                    f"{len(memoryview(rows))} bytes of page-table rows, {layout} needs {layout.total_bytes}"
+                )
             self._model.attach(arena, PageRows.over(rows, layout), config.block_tokens, self._capacity_frames)
         except (ModelError, ValueError) as error:
             raise ConfigError(str(error)) from error
@@ -217,7 +219,11 @@ class AccelBackend:
         tokens = np.frombuffer(effect.tokens, np.int32)
         copies = np.frombuffer(effect.copies, np.int32).reshape(-1, 2)
         ends = np.cumsum(seqs["ntokens"], dtype=np.int64)
-        if len(seqs) and (seqs["ntokens"].min() < 1 or ends[-1] != len(tokens) or (seqs["token_offset"] != ends - seqs["ntokens"]).any()):
+        if len(seqs) and (
+            seqs["ntokens"].min() < 1
+            or ends[-1] != len(tokens)
+            or (seqs["token_offset"] != ends - seqs["ntokens"]).any()
+        ):
             raise ValueError(f"the sequences' tokens are not the {len(tokens)} tokens of the pass, one after the other")
         histories = _histories(seqs, effect.histories)
         want = wanted_rows(seqs, tokens)

@@ -34,9 +34,7 @@ def _translate(header: GgufHeader) -> ModelConfig:
     fields, tensors = header.fields, header.tensors
     name = fields.get("general.architecture")
     if name not in ARCHITECTURES:
-        raise ModelError(
-            f"{header.path}: GGUF architecture {name!r} is not supported ({', '.join(ARCHITECTURES)} are)"
-        )
+        raise ModelError(f"{header.path}: GGUF architecture {name!r} is not supported ({', '.join(ARCHITECTURES)} are)")
 
     def field(key: str, default: Any = None) -> Any:
         value = fields.get(f"{name}.{key}", default)
@@ -47,13 +45,18 @@ def _translate(header: GgufHeader) -> ModelConfig:
     if fields.get(f"{name}.expert_count"):
         raise ModelError(f"{header.path}: mixture-of-experts models are not supported")
     if int(fields.get("split.count", 1)) > 1:
-        raise ModelError(f"{header.path}: the model is split over several files; join them with `llama-gguf-split --merge`")
+        raise ModelError(
+            f"{header.path}: the model is split over several files; join them with `llama-gguf-split --merge`"
+        )
     if "token_embd.weight" not in tensors:
         raise ModelError(f"{header.path} has no tensor token_embd.weight: it is not a whole model")
     vocab, hidden = tensors["token_embd.weight"].shape
     heads = int(field("attention.head_count"))
     head_dim = int(field("attention.key_length", hidden // heads))
-    if int(field("attention.value_length", head_dim)) != head_dim or int(field("rope.dimension_count", head_dim)) != head_dim:
+    if (
+        int(field("attention.value_length", head_dim)) != head_dim
+        or int(field("rope.dimension_count", head_dim)) != head_dim
+    ):
         raise ModelError(f"{header.path}: heads whose key, value and rotary sizes differ are not supported")
     theta = float(field("rope.freq_base", 10000.0))
     return ModelConfig(

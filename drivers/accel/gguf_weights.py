@@ -103,7 +103,9 @@ def _kind(header: GgufHeader, entry: TensorEntry) -> Kind:
 def _stored_bytes(header: GgufHeader, entry: TensorEntry, kind: Kind) -> int:
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if not entry.shape or 0 in entry.shape or entry.shape[-1] % block:
-        raise ModelError(f"{header.path}: {entry.name} of shape {entry.shape} cannot be {kind.name}; the file is damaged")
+        raise ModelError(
+            f"{header.path}: {entry.name} of shape {entry.shape} cannot be {kind.name}; the file is damaged"
+        )
     return math.prod(entry.shape) // block * block_bytes
 
 
@@ -132,7 +134,7 @@ def _dequantise(raw: npt.NDArray[np.uint8], kind: Kind, shape: tuple[int, ...]) 
 
 def _restore_order(tensor: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
     """Rows of q and k back from (pair, half) to (half, pair) within each head."""
-    if config.arch != "llama" or ".attn_q." not in name and ".attn_k." not in name:
+    if config.arch != "llama" or (".attn_q." not in name and ".attn_k." not in name):
         return tensor
     heads = config.heads if ".attn_q." in name else config.kv_heads
     pairs = tensor.shape[0] // heads // 2

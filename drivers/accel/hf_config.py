@@ -78,7 +78,9 @@ def _rope_scaling(raw: dict[str, Any], file: Path) -> RopeScaling | None:
             float(raw["high_freq_factor"]),
             int(raw["original_max_position_embeddings"]),
         )
-    raise ModelError(f"{file}: rope scaling {kind!r} is not supported (linear and llama3 are); drop it to use the short window")
+    raise ModelError(
+        f"{file}: rope scaling {kind!r} is not supported (linear and llama3 are); drop it to use the short window"
+    )
 
 
 def _sliding_window(raw: dict[str, Any], arch: Arch, file: Path) -> int | None:

@@ -1,8 +1,8 @@
 """Which files make a model: a Hugging Face directory or a GGUF file.
 
-    Exception
-    └── ValueError
-        └── ModelError    the model cannot be served; the message names the file, what is wrong and what to do
+Exception
+└── ValueError
+    └── ModelError    the model cannot be served; the message names the file, what is wrong and what to do
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def find_files(path: str | os.PathLike[str]) -> ModelFiles:
     if not path.exists():
         raise ModelError(f"{path} does not exist; `attnix pull` fetches a model")
     if path.suffix == ".safetensors":
-        raise ModelError(f"{path} is one file of a Hugging Face model: name its directory, which also holds config.json")
+        raise ModelError(
+            f"{path} is one file of a Hugging Face model: name its directory, which also holds config.json"
+        )
     with open(path, "rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":

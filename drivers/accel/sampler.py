@@ -95,7 +95,9 @@ def uniforms(seeds: U64, positions: I64) -> F64:
     counter[:, 0], counter[:, 1] = position & _LOW, position >> _HALF
     key = np.stack([seeds & _LOW, seeds >> _HALF], axis=1).astype(np.uint32)
     words = philox(counter, key).astype(np.float64)
-    return (np.floor(words[:, 0] / 32) * 67108864.0 + np.floor(words[:, 1] / 64)) / 9007199254740992.0
+    high, low = np.floor(words[:, 0] / 32), np.floor(words[:, 1] / 64)  # 27 and 26 bits
+    numbers: F64 = (high * 2.0**26 + low) / 2.0**53
+    return numbers
 
 
 # -- log-probabilities --------------------------------------------------------------------------------------------
@@ -127,7 +129,8 @@ def token_logprobs(logits: F32, targets: npt.NDArray[np.integer[Any]]) -> F32:
     Error: BadLogits.
     """
     chosen = logits[np.arange(len(logits)), targets].astype(np.float64)
-    return (chosen - normalizers(logits)).astype(np.float32)
+    logprobs: F32 = (chosen - normalizers(logits)).astype(np.float32)
+    return logprobs
 
 
 def top_logprobs(logits: F32, k: int) -> Top:
@@ -199,7 +202,7 @@ def _penalise(row: F32, history: I32, seq: Seqs) -> None:
 def _weights(logits: F32, seqs: Seqs) -> F32:
     """Relative probabilities [B, V] after temperature and filters; the largest of each row is 1."""
     with np.errstate(over="ignore"):  # a tiny temperature: far tokens go to exp(-inf) = 0
-        weights = np.exp((logits - logits.max(axis=1, keepdims=True)) / seqs["temperature"][:, None])
+        weights: F32 = np.exp((logits - logits.max(axis=1, keepdims=True)) / seqs["temperature"][:, None])
     for row, seq in zip(weights, seqs, strict=True):
         floor = _floor(row, int(seq["top_k"]), float(seq["top_p"]), float(seq["min_p"]))
         if floor > 0:
@@ -231,7 +234,8 @@ def _upper(row: F32, k: int) -> F32:
         return row
     groups = len(row) // width
     maxima = row[: groups * width].reshape(width, groups).max(axis=0)
-    return row[row >= np.partition(maxima, groups - k)[groups - k]]
+    upper: F32 = row[row >= np.partition(maxima, groups - k)[groups - k]]
+    return upper
 
 
 def _kth_largest(row: F32, k: int) -> np.float32:

@@ -69,9 +69,7 @@ class Weights(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def open_model(
-    path: str | os.PathLike[str], dtype: torch.dtype | None = None
-) -> tuple[ModelConfig, Weights, Metadata]:
+def open_model(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> tuple[ModelConfig, Weights, Metadata]:
     """Check that everything is there and fits, and read nothing yet.
 
     dtype  what each tensor is converted to; None: as stored (float32 where quantised)
@@ -90,7 +88,9 @@ def open_model(
     shapes = expected_shapes(config)
     for name, shape in source.shapes.items():
         if name not in shapes:
-            raise ModelError(f"{files.path} has the tensor {name}, for which a {config.arch} model like this has no place")
+            raise ModelError(
+                f"{files.path} has the tensor {name}, for which a {config.arch} model like this has no place"
+            )
         if shape != shapes[name]:
             raise ModelError(f"{files.path}: {name} has shape {shape}, the geometry says {shapes[name]}")
     missing = [name for name in shapes if name not in source.shapes]
@@ -114,7 +114,11 @@ def load_model(
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a model of this geometry has."""
     hidden, wide = config.hidden, config.intermediate
-    rows = {"q": config.heads * config.head_dim, "k": config.kv_heads * config.head_dim, "v": config.kv_heads * config.head_dim}
+    rows = {
+        "q": config.heads * config.head_dim,
+        "k": config.kv_heads * config.head_dim,
+        "v": config.kv_heads * config.head_dim,
+    }
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, hidden)}
     for layer in range(config.layers):
         block = f"model.layers.{layer}."
@@ -149,7 +153,7 @@ class _SafeTensors:
         for file in files:
             try:
                 opened: Any = safetensors.safe_open(file, framework="pt")
-                for name in opened.keys():  # noqa: SIM118: not a mapping
+                for name in opened.keys():  # noqa: SIM118 (not a mapping)
                     if name.endswith(_IGNORED_SUFFIXES) or (config.tied and name == "lm_head.weight"):
                         continue
                     entry = opened.get_slice(name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .detokenize import Detokenizer, StopScanner, TextStream, TokenTable
 from .gguf_tokenizer import UnsupportedTokenizer
+from .loading import load_text
 from .template import ChatMessage, TemplateError
-from .tokenizer import TAIL_TOKENS, TextModel, load_text
+from .tokenizer import TAIL_TOKENS, TextModel
 
 __all__ = [
     "TAIL_TOKENS",

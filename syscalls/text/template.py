@@ -38,7 +38,7 @@ _REPLY: Final = "attnixReplyPlaceholderZqXj"
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks replies for training; here it is only its body."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (declared so by the base class)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -69,7 +69,8 @@ def make_tiny(name: str) -> Any:
     """A random model of one family, float32, the same every time."""
     kind, changes = TINY[name]
     torch.manual_seed(17)
-    model = transformers.AutoModelForCausalLM.from_config(kind(**(_SHAPE | changes)), attn_implementation="eager")
+    factory: Any = transformers.AutoModelForCausalLM
+    model = factory.from_config(kind(**(_SHAPE | changes)), attn_implementation="eager")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name or "bias" in parameter_name:  # made as ones and zeros: nothing would show

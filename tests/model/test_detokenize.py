@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -107,7 +109,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[bytes]]:
     data = text.encode()
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=16)))
     edges = [0, *cuts, len(data)]
-    return text, [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return text, [data[a:b] for a, b in pairwise(edges)]
 
 
 @given(cut_texts(), stop_lists)

@@ -36,7 +36,7 @@ def floats(data: bytes) -> Any:
 
 
 def ints(data: bytes) -> list[int]:
-    return np.frombuffer(data, np.int32).tolist()
+    return [int(token) for token in np.frombuffer(data, np.int32)]
 
 
 def hf_logprobs(model: Any, tokens: list[int]) -> Any:
@@ -46,7 +46,7 @@ def hf_logprobs(model: Any, tokens: list[int]) -> Any:
 
 @pytest.fixture
 def text() -> list[int]:
-    return np.random.default_rng(12).integers(0, 300, 40).tolist()
+    return [int(token) for token in np.random.default_rng(12).integers(0, 300, 40)]
 
 
 def test_scores_are_transformers_log_probabilities(tiny_model: Tiny, backend: Any, text: list[int]) -> None:
@@ -65,7 +65,9 @@ def test_scores_are_transformers_log_probabilities(tiny_model: Tiny, backend: An
     assert len(mixed.scores) == 1 and len(ints(mixed.tokens)) == 1
 
     first = rig.done(rig.seqs([3], [20], SCORE, score_from=5), text[:20])
-    rig.lengths[3] = 19  # the last token of the first pass is the first of the second: KV is there, only its logits matter
+    rig.lengths[3] = (
+        19  # the last token of the first pass is the first of the second: KV is there, only its logits matter
+    )
     second = rig.done(rig.seqs([3], [21], SCORE, score_from=5, write_from=20), text[19:])
     got = np.concatenate([floats(first.scores[0]), floats(second.scores[0])])
     np.testing.assert_allclose(got, expected[4:], atol=1e-4)
@@ -132,7 +134,9 @@ def test_refused_passes_say_why_and_the_driver_goes_on(tiny_model: Tiny, backend
     assert refusal(rig.seqs([1], [10]), text[:9])[0] == E.EINVAL
     assert refusal(rig.seqs([2], [10]), [300] * 10)[0] == E.EINVAL
     assert "1 sequences with the HISTORY flag" in refusal(rig.seqs([3], [10], SAMPLE | HISTORY), text[:10])[1]
-    assert "history of 9 tokens" in refusal(rig.seqs([4], [10], SAMPLE | HISTORY), text[:10], [np.zeros(9, np.int32)])[1]
+    assert (
+        "history of 9 tokens" in refusal(rig.seqs([4], [10], SAMPLE | HISTORY), text[:10], [np.zeros(9, np.int32)])[1]
+    )
     outcome = rig.backend.execute(Exec(0, 5, b"short", b"", b"", ()))
     assert isinstance(outcome, ExecFailed) and outcome.code == E.EINVAL
     assert isinstance(rig.execute(rig.seqs([5], [10]), text[:10]), ExecDone)
@@ -190,7 +194,8 @@ def test_configurations_that_cannot_work(tiny_model: Tiny, changes: dict[str, An
         with pytest.raises(ConfigError, match=message):
             make_backend(DriverArguments(-1, arena, rows, config))
     finally:
-        os.close(arena), os.close(rows)
+        for fd in (arena, rows):
+            os.close(fd)
     with pytest.raises(ConfigError, match="'model' is required"):
         AccelConfig.from_json({"slots": 1, "entries": 1})
 
@@ -206,7 +211,9 @@ class Process:
         self.fds = (create_memfd("arena", arena_bytes), create_memfd("rows", layout.total_bytes))
         self.rows = map_shared(self.fds[1])
         fds = (theirs.fileno(), *self.fds)
-        options = [word for name, fd in zip(("--channel", "--arena", "--rows"), fds, strict=True) for word in (name, str(fd))]
+        options = [
+            word for name, fd in zip(("--channel", "--arena", "--rows"), fds, strict=True) for word in (name, str(fd))
+        ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "attnix.drivers.accel", *options, "--config", json.dumps(config)],
             pass_fds=fds,

@@ -52,7 +52,9 @@ def gguf_name(name: str) -> str:
 def interleave(weight: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
     """llama.cpp's order of a head's rows: 0, D/2, 1, D/2 + 1, ... (it rotates neighbours)."""
     size = weight.shape[0] // heads
-    order = [head * size + half * (size // 2) + pair for head in range(heads) for pair in range(size // 2) for half in (0, 1)]
+    order = [
+        head * size + half * (size // 2) + pair for head in range(heads) for pair in range(size // 2) for half in (0, 1)
+    ]
     return weight[order]
 
 
@@ -84,7 +86,7 @@ def write(
         writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
     stored: dict[str, npt.NDArray[np.float32]] = {}
     for name, parameter in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings or gguf_name(name) == leave_out:
+        if (name == "lm_head.weight" and config.tie_word_embeddings) or gguf_name(name) == leave_out:
             continue
         values = parameter.numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
@@ -321,7 +323,9 @@ def test_not_a_gguf_file(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_header_equals_the_gguf_packages(smollm2: Path) -> None:
     header, reader = read_header(smollm2), gguf.GGUFReader(smollm2)
-    assert {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")} == header.fields
+    assert {
+        name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")
+    } == header.fields
     assert {tensor.name: (tensor.data_offset, tuple(tensor.shape[::-1].tolist())) for tensor in reader.tensors} == {
         name: (entry.offset, entry.shape) for name, entry in header.tensors.items()
     }

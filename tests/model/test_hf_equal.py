@@ -116,7 +116,7 @@ QUESTIONS = [
 def smollm2_hf(smollm2: Path) -> Any:
     """transformers' Llama on the weights that we read from the GGUF file, float32."""
     config, weights, _ = load_model(smollm2)
-    model = transformers.LlamaForCausalLM(
+    model: Any = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             hidden_size=config.hidden,
             intermediate_size=config.intermediate,

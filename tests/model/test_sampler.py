@@ -18,14 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from attnix.drivers.accel.sampler import (
-    BadLogits,
-    philox,
-    sample,
-    token_logprobs,
-    top_logprobs,
-    uniforms,
-)
+from attnix.drivers.accel.sampler import BadLogits, philox, sample, token_logprobs, top_logprobs, uniforms
 from attnix.kernel.batch import SEQ_FIELDS
 
 F32 = npt.NDArray[np.float32]
@@ -163,7 +156,8 @@ def test_greedy_is_argmax_and_lowest_of_equals() -> None:
 def test_repetition_penalty_equals_transformers() -> None:
     logits = random_logits(1, 60, seed=9)
     history = np.array([3, 3, 9, 50, 12], np.int32)
-    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.from_numpy(history[None].astype(np.int64)), torch.from_numpy(logits.copy()))
+    penalise: Any = RepetitionPenaltyLogitsProcessor(1.7)
+    expected = penalise(torch.from_numpy(history[None].astype(np.int64)), torch.from_numpy(logits.copy()))
     records = seqs(1, temperature=0, repetition_penalty=1.7)
     assert draw(logits, records, [history])[0] == int(expected.argmax())
     assert draw(logits, records, [np.array([int(logits.argmax())] * 2, np.int32)])[0] != logits.argmax()

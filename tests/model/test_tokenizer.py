@@ -86,7 +86,7 @@ def train(words: list[Any], **options: Any) -> Tokenizer:
     return tokenizer
 
 
-def save_directory(path: Path, template: str | None, begins: bool = False) -> transformers.PreTrainedTokenizerFast:
+def save_directory(path: Path, template: str | None, begins: bool = False) -> Any:
     """A Hugging Face directory of a tokenizer; returns transformers' view of it."""
     # Llama 3's rule keeps two newlines in one word whatever follows; GPT-2's does not, so its prompts end in one
     tokenizer = train(_split(_LLAMA3_RULE % "{1,3}") if template == LLAMA3 else SMOLLM_WORDS)
@@ -94,8 +94,11 @@ def save_directory(path: Path, template: str | None, begins: bool = False) -> tr
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 3)]
         )
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|begin_of_text|>", eos_token="<|im_end|>", clean_up_tokenization_spaces=False
+    wrapped: Any = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token="<|begin_of_text|>",
+        eos_token="<|im_end|>",
+        clean_up_tokenization_spaces=False,
     )
     if template is not None:
         wrapped.chat_template = template
@@ -108,8 +111,8 @@ def directory_text(path: Path, template: str | None = CHATML, **options: Any) ->
     return load_text(path)
 
 
-def write_gguf(path: Path, tokenizer: Tokenizer, pre: str, **fields: Any) -> None:
-    """Vocabulary and merges of a tokenizer as llama.cpp's converter writes them."""
+def write_gguf(path: Path, tokenizer: Tokenizer, pre: str, begins: bool | None = None) -> None:
+    """Vocabulary, merges and a template as llama.cpp's converter writes them."""
     described = json.loads(tokenizer.to_str())
     vocabulary = sorted(described["model"]["vocab"], key=described["model"]["vocab"].get)
     writer = gguf.GGUFWriter(path, "llama")
@@ -117,11 +120,14 @@ def write_gguf(path: Path, tokenizer: Tokenizer, pre: str, **fields: Any) -> Non
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(vocabulary)
     writer.add_token_types([3 if word in SPECIALS else 1 for word in vocabulary])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in described["model"]["merges"]])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in described["model"]["merges"]]
+    )
     writer.add_bos_token_id(3)
     writer.add_eos_token_id(2)
-    for key, value in fields.items():
-        (writer.add_bool if isinstance(value, bool) else writer.add_string)(f"tokenizer.{key}", value)
+    writer.add_chat_template(CHATML)
+    if begins is not None:
+        writer.add_add_bos_token(begins)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -160,7 +166,7 @@ def test_stop_tokens(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedTokenizer, match="no tokenizer.json"):
+    with pytest.raises(UnsupportedTokenizer, match=r"no tokenizer\.json"):
         load_text(tmp_path)
     with pytest.raises(FileNotFoundError):
         load_text(tmp_path / "absent")
@@ -215,7 +221,9 @@ def test_rendering_equals_transformers(tmp_path: Path, name: str, messages: list
             ours.render(messages)
         return
     for prompt in (True, False):
-        assert ours.render(messages, prompt) == theirs.apply_chat_template(as_dicts, tokenize=False, add_generation_prompt=prompt)
+        assert ours.render(messages, prompt) == theirs.apply_chat_template(
+            as_dicts, tokenize=False, add_generation_prompt=prompt
+        )
     expected = theirs.apply_chat_template(as_dicts, add_generation_prompt=True, return_dict=False)
     assert ours.append_messages(messages, [], 0) == expected
 
@@ -258,13 +266,17 @@ def test_reply_given_instead_of_generated(chatml: TextModel) -> None:
     whole = chatml.append_messages([FIRST, REPLY], [], 0)
     context = chatml.append_messages([FIRST], [], 0)
     assert context + chatml.append_messages([REPLY], context, len(context)) == whole
-    assert whole + chatml.append_messages([SECOND], whole, len(whole)) == chatml.append_messages([FIRST, REPLY, SECOND], [], 0)
+    assert whole + chatml.append_messages([SECOND], whole, len(whole)) == chatml.append_messages(
+        [FIRST, REPLY, SECOND], [], 0
+    )
 
 
 def test_after_plain_text_the_turn_is_closed(chatml: TextModel) -> None:
     context = chatml.encode("Once upon a time")
     delta = chatml.append_messages([FIRST], context, len(context))
-    assert delta == chatml.encode("<|im_end|>\n<|im_start|>user\n" + FIRST.content + "<|im_end|>\n<|im_start|>assistant\n", True)
+    assert delta == chatml.encode(
+        "<|im_end|>\n<|im_start|>user\n" + FIRST.content + "<|im_end|>\n<|im_start|>assistant\n", True
+    )
 
 
 def test_a_message_cannot_speak_for_others(chatml: TextModel) -> None:
@@ -308,7 +320,7 @@ def rule(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if name == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     path = tmp_path_factory.mktemp("gguf") / f"{name}.gguf"
-    write_gguf(path, tokenizer, name, chat_template=CHATML)
+    write_gguf(path, tokenizer, name)
     return tokenizer, load_text(path)
 
 
@@ -325,7 +337,7 @@ def test_gguf_settings(rule: tuple[Tokenizer, TextModel], tmp_path: Path) -> Non
     assert ours.stop_ids == (0, 2, 4, 6) and ours.special_ids == set(range(len(SPECIALS)))
     assert ours.render([FIRST]).startswith("<|im_start|>system\nBe kind.")
     for begins in (True, False):
-        write_gguf(tmp_path / "m.gguf", original, "gpt-2", **{"ggml.add_bos_token": begins})
+        write_gguf(tmp_path / "m.gguf", original, "gpt-2", begins)
         assert load_text(tmp_path / "m.gguf").prefix_ids == ((3,) if begins else ())
 
 
@@ -336,7 +348,7 @@ def test_gguf_llama3_begins_by_default(tmp_path: Path) -> None:
 
 def test_gguf_unknown_rule_is_refused(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", RULES["gpt-2"](), "tekken")
-    with pytest.raises(UnsupportedTokenizer, match="'tekken' is not supported .*smollm"):
+    with pytest.raises(UnsupportedTokenizer, match=r"'tekken' is not supported .*smollm"):
         load_text(tmp_path / "m.gguf")
 
 
@@ -347,7 +359,7 @@ def test_gguf_without_tokenizer(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="has no tokenizer.ggml.tokens"):
+    with pytest.raises(ValueError, match=r"has no tokenizer.ggml.tokens"):
         load_text(tmp_path / "m.gguf")
 
 
@@ -370,7 +382,10 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TextModel]:
     writer.add_tokenizer_model("llama")
     writer.add_token_list([processor.id_to_piece(token) for token in ids])
     writer.add_token_scores([processor.get_score(token) for token in ids])
-    kinds = [2 if processor.is_unknown(t) else 3 if processor.is_control(t) else 6 if processor.is_byte(t) else 1 for t in ids]
+    kinds = [
+        2 if processor.is_unknown(t) else 3 if processor.is_control(t) else 6 if processor.is_byte(t) else 1
+        for t in ids
+    ]
     writer.add_token_types(kinds)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -382,7 +397,9 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, TextModel]:
     return processor, load_text(path)
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS if text] + [line for text in CORPUS[:4] for line in text.split("\n")])
+@pytest.mark.parametrize(
+    "text", [text for text in TEXTS if text] + [line for text in CORPUS[:4] for line in text.split("\n")]
+)
 def test_sentencepiece(spm: tuple[Any, TextModel], text: str) -> None:
     processor, ours = spm
     assert ours.encode(text) == processor.encode(text)
@@ -437,4 +454,6 @@ def test_smollm2_chat(smol: TextModel) -> None:
     assert context[:2] == [1, smol.encode("system")[0]]
     context += smol.encode("The capital of France is Paris.")
     context += smol.append_messages([SECOND], context[-64:], len(context))
-    assert context == smol.append_messages([FIRST, REPLY._replace(content="The capital of France is Paris."), SECOND], [], 0)
+    assert context == smol.append_messages(
+        [FIRST, REPLY._replace(content="The capital of France is Paris."), SECOND], [], 0
+    )

@@ -161,7 +161,7 @@ def test_broken_directories(tiny_model: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model.safetensors cannot be read.*truncated"):
         open_model(path)
     file.unlink()
-    with pytest.raises(ModelError, match="has no model.safetensors"):
+    with pytest.raises(ModelError, match=r"has no model.safetensors"):
         open_model(path)
     (path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ModelError, match="pickled"):
@@ -171,7 +171,7 @@ def test_broken_directories(tiny_model: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not valid JSON"):
         open_model(path)
     (path / "config.json").unlink()
-    with pytest.raises(ModelError, match="no config.json"):
+    with pytest.raises(ModelError, match=r"no config.json"):
         open_model(path)
     with pytest.raises(ModelError, match="name its directory"):
         open_model(file)
@@ -185,7 +185,9 @@ def test_tensors_that_do_not_fit(tiny_model: Tiny, tmp_path: Path) -> None:
     state = model.state_dict()
 
     def save(changes: dict[str, Any]) -> None:
-        safetensors.torch.save_file({name: t for name, t in (state | changes).items() if t is not None}, copy / "model.safetensors")
+        safetensors.torch.save_file(
+            {name: t for name, t in (state | changes).items() if t is not None}, copy / "model.safetensors"
+        )
 
     save({"model.layers.0.mlp.up_proj.weight": None})
     with pytest.raises(ModelError, match=r"lacks 1 of \d+ tensors, the first is model.layers.0.mlp.up_proj.weight"):
@@ -194,7 +196,7 @@ def test_tensors_that_do_not_fit(tiny_model: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model.norm.weight has shape \(65,\), the geometry says \(64,\)"):
         open_model(copy)
     save({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)})
-    with pytest.raises(ModelError, match="q_proj.bias, for which a llama model like this has no place"):
+    with pytest.raises(ModelError, match=r"q_proj.bias, for which a llama model like this has no place"):
         open_model(copy)
     save({"model.norm.weight": torch.ones(64, dtype=torch.int8)})
     with pytest.raises(ModelError, match="I8; only float weights"):
@@ -224,7 +226,8 @@ def test_fingerprint_is_of_the_content(tiny_model: Tiny, tmp_path: Path) -> None
 def test_order_and_size_of_files_count(tiny_model: Tiny, tmp_path: Path) -> None:
     config = load_config(tiny_model("llama")[0])
     a, b, joined = (tmp_path / name for name in ("a", "b", "joined"))
-    a.write_bytes(b"one"), b.write_bytes(b"two"), joined.write_bytes(b"onetwo")
+    for file, content in ((a, b"one"), (b, b"two"), (joined, b"onetwo")):
+        file.write_bytes(content)
     digests = {fingerprint(files, config, None) for files in ([a, b], [b, a], [joined], [a])}
     assert len(digests) == 4
 
