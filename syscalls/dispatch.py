@@ -309,7 +309,11 @@ class Dispatcher:
             if route is _GENERATE and not self._begin_stream(client, request, args):
                 continue
             self._event = event = Syscall(conn, request, route.name, args)
-            effects = step(event, now_ns)
+            try:
+                effects = step(event, now_ns)
+            except Exception:  # a panic: this request is owed its answer like the others
+                outstanding[request] = route
+                raise
             if (
                 len(effects) == 1
                 and type(effects[0]) is Reply

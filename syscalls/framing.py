@@ -43,13 +43,16 @@ class Splitter:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of a message that has begun and not ended; at the end of the stream that is a truncated message."""
-        return len(self._rest) or self._skip
+        """Bytes of a message that has begun and not ended; at the end of the stream that is a truncated message.
+
+        One that is being skipped does not count: it has been reported.
+        """
+        return len(self._rest)
 
     @property
     def missing_bytes(self) -> int:
         """How many bytes that message still lacks, as far as is known."""
-        return self._skip or self._need - len(self._rest)
+        return self._need - len(self._rest)
 
     def split(self, data: bytes) -> list[bytes | Oversized]:
         """The messages that `data` completes, in order.  After lost framing everything is ignored."""

@@ -95,7 +95,8 @@ def _as_is(value: Any) -> Any:
 
 def pack_ids(tokens: Iterable[int]) -> bytes:
     """Token ids as they travel: little-endian int32.  Error: OverflowError for an id that is no int32."""
-    ids = array("i", tokens)
+    ids = array("i")
+    ids.extend(tokens)  # not array("i", tokens): that would read a bytes object as already packed
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()
