@@ -24,6 +24,7 @@ enum {
     AX_SPLIT = 512,     /* logical positions of one partial softmax, merged in order */
     AX_Q_ROWS = 96,     /* query rows (tokens x heads of a group) of one attention task */
     AX_CHUNK = 512,     /* rows that go through all layers together; longer passes are cut */
+    AX_SERIAL = 8,      /* with at most so many rows the small steps are done by one thread, inside a barrier */
     AX_MAX_HEAD = 256,  /* largest head_dim */
     AX_ALIGN = 64,
 };
@@ -145,7 +146,7 @@ typedef void (*ax_work)(void *arg, int thread);
 ax_pool *ax_pool_new(int threads);
 void ax_pool_free(ax_pool *pool);
 void ax_pool_run(ax_pool *pool, ax_work work, void *arg);
-void ax_pool_barrier(ax_pool *pool, int thread);
+void ax_pool_barrier(ax_pool *pool, int thread, ax_work last, void *arg);
 /* the next share [*from, *to) of `total` pieces in this phase; 0 when none is left */
 int ax_pool_take(ax_pool *pool, int thread, long total, long least, long *from, long *to);
 

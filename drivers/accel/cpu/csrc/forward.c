@@ -34,12 +34,17 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void phase_end(ax_engine *e, int thread, int kind, int64_t *since) {
-    ax_pool_barrier(e->pool, thread);
+/* Wait for all; the last thread to come does `last` first. */
+static void phase_end_with(ax_engine *e, int thread, int kind, int64_t *since, ax_work last, void *arg) {
+    ax_pool_barrier(e->pool, thread, last, arg);
     if (thread != 0) return;
     int64_t now = now_ns();
     e->ns[kind] += now - *since;
     *since = now;
+}
+
+static void phase_end(ax_engine *e, int thread, int kind, int64_t *since) {
+    phase_end_with(e, thread, kind, since, NULL, NULL);
 }
 
 /* Cut `rows` rows into register blocks: the size that pads least, the largest of those. */
@@ -89,15 +94,10 @@ static void product(ax_engine *e, int thread, const ax_matrix *w, const ax_rows 
     }
 }
 
-static void norm_rows(ax_engine *e, int thread, const float *weight, const ax_rows *to, const int32_t *which) {
+static void norm_row(ax_engine *e, int thread, const float *weight, const ax_rows *to, int row, int from) {
     float *y = e->scratch[thread].row;
-    long from, end;
-    while (ax_pool_take(e->pool, thread, to->rows, 1, &from, &end))
-        for (long r = from; r < end; r++) {
-            const float *x = e->x + (size_t)(which != NULL ? which[r] : r) * (size_t)e->s.hidden;
-            e->isa->rms_norm(x, weight, e->s.norm_eps, e->s.hidden, y);
-            e->isa->store_row(y, e->s.dtype, to, (int)r);
-        }
+    e->isa->rms_norm(e->x + (size_t)from * (size_t)e->s.hidden, weight, e->s.norm_eps, e->s.hidden, y);
+    e->isa->store_row(y, e->s.dtype, to, row);
 }
 
 static int span_entry(const ax_span *span, int position) {
@@ -149,15 +149,42 @@ static void keys_row(ax_engine *e, int layer, int row) {
     }
 }
 
-static void attention(ax_engine *e, int thread, int layer, int64_t *since) {
+/* The small steps between products and attention.  Their pieces are rows, or merges of one task. */
+typedef enum { STEP_NORM_ATTN, STEP_KEYS, STEP_MERGE, STEP_NORM_FFN, STEP_NORM_OUT } step_kind;
+typedef struct { ax_engine *e; step_kind kind; int layer; } step_t;
+
+static int pieces_of(const step_t *s) {
+    if (s->kind == STEP_MERGE) return s->e->nmerges;
+    return s->kind == STEP_NORM_OUT ? s->e->nwanted : s->e->chunk_rows;
+}
+
+static void do_piece(const step_t *s, int thread, int i) {
+    ax_engine *e = s->e;
+    switch (s->kind) {
+    case STEP_NORM_ATTN: norm_row(e, thread, e->layer[s->layer].v[AX_NORM_ATTN], &e->normed, i, i); break;
+    case STEP_KEYS: keys_row(e, s->layer, i); break;
+    case STEP_MERGE: e->isa->merge(e, &e->tasks[e->ntasks + i], &e->scratch[thread]); break;
+    case STEP_NORM_FFN: norm_row(e, thread, e->layer[s->layer].v[AX_NORM_FFN], &e->normed, i, i); break;
+    case STEP_NORM_OUT: norm_row(e, thread, e->norm_out, &e->wanted, i, e->want_row[i]); break;
+    }
+}
+
+static void do_all(void *step, int thread) {
+    for (int i = 0; i < pieces_of(step); i++) do_piece(step, thread, i);
+}
+
+/* End a phase, then do a small step: by the last thread to arrive when it has few pieces, since one barrier costs
+ * more than those (much more when a neighbour has a core), else by all. */
+static void end_then(ax_engine *e, int thread, int kind, int64_t *since, step_t step) {
+    if (pieces_of(&step) <= AX_SERIAL) {
+        phase_end_with(e, thread, kind, since, do_all, &step);
+        return;
+    }
+    phase_end(e, thread, kind, since);
     long from, to;
-    while (ax_pool_take(e->pool, thread, e->ntasks, 1, &from, &to))
-        for (long i = from; i < to; i++) e->isa->attend(e, layer, &e->tasks[i], i + 1 < to ? &e->tasks[i + 1] : NULL, &e->scratch[thread]);
-    phase_end(e, thread, NS_ATTEND, since);
-    if (e->nmerges == 0) return;
-    while (ax_pool_take(e->pool, thread, e->nmerges, 1, &from, &to))
-        for (long i = from; i < to; i++) e->isa->merge(e, &e->tasks[e->ntasks + i], &e->scratch[thread]);
-    phase_end(e, thread, NS_ATTEND, since);
+    while (ax_pool_take(e->pool, thread, pieces_of(&step), 1, &from, &to))
+        for (long i = from; i < to; i++) do_piece(&step, thread, (int)i);
+    phase_end(e, thread, step.kind == STEP_MERGE ? NS_ATTEND : step.kind == STEP_KEYS ? NS_KEYS : NS_NORM, since);
 }
 
 static void layers(ax_engine *e, int thread, int64_t *since) {
@@ -165,23 +192,20 @@ static void layers(ax_engine *e, int thread, int64_t *since) {
     long from, to;
     for (int l = 0; l < s->layers; l++) {
         const ax_layer *layer = &e->layer[l];
-        norm_rows(e, thread, layer->v[AX_NORM_ATTN], &e->normed, NULL);
-        phase_end(e, thread, NS_NORM, since);
         product(e, thread, &layer->m[AX_QKV], &e->normed,
                 &(out_t){.base = e->qkv, .step = e->qkv_columns, .bias = layer->v[AX_BIAS_QKV], .how = AX_OUT_STORE, .n = e->qkv_columns});
-        phase_end(e, thread, NS_QKV, since);
-        while (ax_pool_take(e->pool, thread, e->chunk_rows, 1, &from, &to))
-            for (long r = from; r < to; r++) keys_row(e, l, (int)r);
-        phase_end(e, thread, NS_KEYS, since);
-        attention(e, thread, l, since);
+        end_then(e, thread, NS_QKV, since, (step_t){e, STEP_KEYS, l});
+        while (ax_pool_take(e->pool, thread, e->ntasks, 1, &from, &to))
+            for (long i = from; i < to; i++)
+                e->isa->attend(e, l, &e->tasks[i], i + 1 < to ? &e->tasks[i + 1] : NULL, &e->scratch[thread]);
+        end_then(e, thread, NS_ATTEND, since, (step_t){e, STEP_MERGE, l});
         product(e, thread, &layer->m[AX_O], &e->attended, &(out_t){.base = e->x, .step = s->hidden, .how = AX_OUT_ADD, .n = s->hidden});
-        phase_end(e, thread, NS_O, since);
-        norm_rows(e, thread, layer->v[AX_NORM_FFN], &e->normed, NULL);
-        phase_end(e, thread, NS_NORM, since);
+        end_then(e, thread, NS_O, since, (step_t){e, STEP_NORM_FFN, l});
         product(e, thread, &layer->m[AX_GATE_UP], &e->normed, &(out_t){.how = AX_OUT_SILU, .gated = &e->gated});
         phase_end(e, thread, NS_FFN, since);
         product(e, thread, &layer->m[AX_DOWN], &e->gated, &(out_t){.base = e->x, .step = s->hidden, .how = AX_OUT_ADD, .n = s->hidden});
-        phase_end(e, thread, NS_FFN, since);
+        if (l + 1 < s->layers) end_then(e, thread, NS_FFN, since, (step_t){e, STEP_NORM_ATTN, l + 1});
+        else phase_end(e, thread, NS_FFN, since);
     }
 }
 
@@ -243,34 +267,40 @@ static void plan_chunk(ax_engine *e, int row, int total) {
     plan_attention(e);
 }
 
-typedef struct { ax_engine *e; int total, nwant; const int32_t *want; float *logits; int32_t *chunk_want; } pass_t;
+typedef struct { ax_engine *e; int total, nwant; const int32_t *want; float *logits; int next_want, next_row; } pass_t;
+
+/* Choose the next wanted rows of this chunk, at most AX_CHUNK (a row may be wanted more than once), and go through the
+ * caller's list no further than those. */
+static void plan_head(void *pass, int thread) {
+    pass_t *p = pass;
+    ax_engine *e = p->e;
+    (void)thread;
+    e->nwanted = 0;
+    for (; p->next_want < p->nwant && e->nwanted < AX_CHUNK; p->next_want++) {
+        int r = p->want[p->next_want] - e->chunk_row;
+        if (r < 0 || r >= e->chunk_rows) continue;
+        e->want_row[e->nwanted] = r;
+        e->want_out[e->nwanted++] = p->logits + (size_t)p->next_want * (size_t)e->s.vocab;
+    }
+    e->wanted = lay_rows(e, e->head_buffer, e->nwanted, e->s.hidden);
+}
 
 static void head(ax_engine *e, int thread, pass_t *p, int64_t *since) {
-    /* The wanted rows of this chunk, at most AX_CHUNK at a time (a row may be wanted more than once). */
-    for (int done = 0; done < p->nwant;) {
-        if (thread == 0) {
-            e->nwanted = 0;
-            int i = done;
-            for (; i < p->nwant && e->nwanted < AX_CHUNK; i++) {
-                int r = p->want[i] - e->chunk_row;
-                if (r < 0 || r >= e->chunk_rows) continue;
-                e->want_row[e->nwanted] = r;
-                e->want_out[e->nwanted++] = p->logits + (size_t)i * (size_t)e->s.vocab;
-            }
-            e->wanted = lay_rows(e, e->head_buffer, e->nwanted, e->s.hidden);
-            p->chunk_want[0] = i;
-        }
-        phase_end(e, thread, NS_OTHER, since);
-        done = p->chunk_want[0];
-        if (e->nwanted == 0) {
-            ax_pool_barrier(e->pool, thread); /* thread 0 must not plan again while others read */
-            continue;
-        }
-        norm_rows(e, thread, e->norm_out, &e->wanted, e->want_row);
-        phase_end(e, thread, NS_NORM, since);
+    for (;;) {
+        phase_end_with(e, thread, NS_OTHER, since, plan_head, p);
+        if (e->nwanted == 0) return;
+        end_then(e, thread, NS_OTHER, since, (step_t){e, STEP_NORM_OUT, 0});
         product(e, thread, &e->head, &e->wanted, &(out_t){.rows = e->want_out, .how = AX_OUT_STORE, .n = e->s.vocab});
         phase_end(e, thread, NS_HEAD, since);
     }
+}
+
+static void start_chunk(void *pass, int thread) {
+    pass_t *p = pass;
+    (void)thread;
+    plan_chunk(p->e, p->next_row, p->total);
+    p->next_row += p->e->chunk_rows;
+    p->next_want = 0;
 }
 
 static void pass(void *arg, int thread) {
@@ -286,15 +316,17 @@ static void pass(void *arg, int thread) {
             memmove(target + (size_t)from * piece, source + (size_t)from * piece, (size_t)(to - from) * piece);
         phase_end(e, thread, NS_OTHER, &since);
     }
+    const ax_matrix *embed = e->s.tied ? &e->head : &e->embed;
     for (int row = 0; row < p->total; row += AX_CHUNK) {
-        if (thread == 0) plan_chunk(e, row, p->total);
-        phase_end(e, thread, NS_OTHER, &since);
-        const ax_matrix *embed = e->s.tied ? &e->head : &e->embed;
+        phase_end_with(e, thread, NS_OTHER, &since, start_chunk, p);
         while (ax_pool_take(e->pool, thread, e->chunk_rows, 1, &from, &to))
-            for (long r = from; r < to; r++) ax_matrix_row(embed, e->tokens[row + r], e->x + (size_t)r * (size_t)e->s.hidden);
+            for (long r = from; r < to; r++) {
+                ax_matrix_row(embed, e->tokens[row + r], e->x + (size_t)r * (size_t)e->s.hidden);
+                norm_row(e, thread, e->layer[0].v[AX_NORM_ATTN], &e->normed, (int)r, (int)r);
+            }
         phase_end(e, thread, NS_OTHER, &since);
         layers(e, thread, &since);
-        head(e, thread, p, &since);
+        if (p->nwant > 0) head(e, thread, p, &since);
     }
 }
 
@@ -396,8 +428,7 @@ int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens,
     for (int i = 0; i < nwant; i++)
         if (want[i] < 0 || want[i] >= ntokens) return fail(e, AX_EWANT, i);
     extend_rope(e, newest);
-    int32_t chunk_want = 0;
-    pass_t p = {e, ntokens, nwant, want, logits, &chunk_want};
+    pass_t p = {e, ntokens, nwant, want, logits, 0, 0};
     ax_pool_run(e->pool, pass, &p);
     return AX_OK;
 }

@@ -48,9 +48,10 @@ static void pause_cpu(void) {
 static void futex_wait(atomic_uint *word, unsigned seen) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
 static void futex_wake(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 
-void ax_pool_barrier(ax_pool *p, int thread) {
-    (void)thread;
+/* Wait for every thread; the last to come does `last` (may be NULL) before the others go on. */
+void ax_pool_barrier(ax_pool *p, int thread, ax_work last, void *arg) {
     if (p->threads == 1) {
+        if (last != NULL) last(arg, thread);
         unsigned now = atomic_load_explicit(&p->phase, memory_order_relaxed);
         atomic_store_explicit(&p->slot[(now + 2) % SLOTS].next, 0, memory_order_relaxed);
         atomic_store_explicit(&p->phase, now + 1, memory_order_relaxed);
@@ -58,6 +59,7 @@ void ax_pool_barrier(ax_pool *p, int thread) {
     }
     unsigned now = atomic_load_explicit(&p->phase, memory_order_acquire);
     if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) == p->threads - 1) {
+        if (last != NULL) last(arg, thread);
         atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&p->slot[(now + 2) % SLOTS].next, 0, memory_order_relaxed);
         atomic_store(&p->phase, now + 1);
@@ -103,7 +105,7 @@ static void *worker(void *arg) {
         seen++;
         if (atomic_load(&p->stop)) return NULL;
         p->work(p->arg, thread);
-        ax_pool_barrier(p, thread);
+        ax_pool_barrier(p, thread, NULL, NULL);
     }
 }
 
@@ -144,5 +146,5 @@ void ax_pool_run(ax_pool *p, ax_work work, void *arg) {
     atomic_fetch_add(&p->epoch, 1);
     if (p->threads > 1) futex_wake(&p->epoch);
     work(arg, 0);
-    ax_pool_barrier(p, 0);
+    ax_pool_barrier(p, 0, NULL, NULL);
 }
