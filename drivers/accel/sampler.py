@@ -160,8 +160,10 @@ def sample(logits: F32, seqs: Seqs, histories: Sequence[I32 | None]) -> Drawn:
     seqs       [B]     SEQ_FIELDS: sampling parameters; the position of the sampled token is start + ntokens
     histories  B entries: the tokens before the sampled one, for rows with penalties, else None
     ->         tokens [B] i32, logprobs [B] f32
-    Error: BadLogits; ValueError for a history with ids outside the vocabulary.
+    Error: BadLogits; ValueError for a history with ids outside the vocabulary or a temperature that is no number.
     """
+    if not np.isfinite(seqs["temperature"]).all():
+        raise ValueError(f"temperatures must be finite, not {seqs['temperature'].tolist()}")
     greedy = (seqs["temperature"] <= 0) | (seqs["top_k"] == 1)
     penalised = [row for row, history in enumerate(histories) if history is not None]
     if penalised:
@@ -220,7 +222,7 @@ def _floor(row: F32, top_k: int, top_p: float, min_p: float) -> float:
         left = row[row >= kth]
     if top_p < 1:
         floor = max(floor, float(_nucleus_floor(left, top_p)))
-    return floor
+    return min(floor, 1.0)  # whatever was asked for, the likeliest token stays
 
 
 def _upper(row: F32, k: int) -> F32:

@@ -191,6 +191,13 @@ def test_poisoned_logits_fail(poison: float, temperature: float) -> None:
         sample(np.full((1, 8), -np.inf, np.float32), seqs(1, temperature=temperature), [None])
 
 
+def test_parameters_beyond_their_range() -> None:
+    logits = random_logits(1, 300)
+    assert draw(logits, seqs(1, min_p=2.0))[0] == draw(logits, seqs(1, top_p=-1.0))[0] == logits.argmax()
+    with pytest.raises(ValueError, match="finite"):
+        draw(logits, seqs(1, temperature=np.nan))
+
+
 def test_minus_infinity_only_forbids() -> None:
     logits = np.full((200, 300), -np.inf, np.float32)
     logits[:, [5, 290]] = 0
