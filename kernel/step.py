@@ -207,6 +207,8 @@ class Kernel:
 
     def _lose_pass(self, device: Device) -> None:
         m = self.machine
+        if device.flight is not None:
+            m.count("passes_lost")
         device.flight = None
         m.core.rollback(device.index)
         m.after_pass()

@@ -1,0 +1,152 @@
+"""The real model behind the real socket: same tokens whatever happens to them, and nobody notices a dead driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from attnix.syscalls.client import Client, connect
+
+from typing import TypeAlias
+
+Boot: TypeAlias = Callable[..., str]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+SYSTEM = "You are a terse assistant. Answer in one short sentence and never apologise. Use plain words."
+QUESTIONS = [
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "How many days are in a week?",
+    "What do bees make?",
+    "What is frozen water called?",
+    "Write a short story about a fox.",
+]
+INVARIANT = ("--numerics", "invariant")
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Poll another process; there is nothing to wait on."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
+
+
+def ask_all(os_: Client, tokens: int) -> list[bytes]:
+    """Each question in a context of its own, one after another."""
+    answers = []
+    for question in QUESTIONS:
+        ctx = os_.alloc_context()
+        ctx.append(messages=[("system", SYSTEM), ("user", question)])
+        answers.append(ctx.generate(max_tokens=tokens, ignore_eos=True).tokens)
+        ctx.release()
+    return answers
+
+
+def test_same_tokens_cold_cached_forked_batched_and_preempted(boot: Boot, smollm2: str) -> None:
+    """The same daemon flags but for the pool: one holds everything, one forces preemption."""
+    with connect(boot(smollm2, *INVARIANT, "--sharing", "none", "--hbm", "256MiB")) as os_:
+        cold = ask_all(os_, 40)
+    with connect(boot(smollm2, *INVARIANT, "--hbm", "8MiB", "--sysctl", "sched.step_tokens=24")) as os_:
+        frames = os_.tiers().tiers[0]
+        assert frames.capacity_frames * frames.frame_bytes <= 8 << 20
+        assert ask_all(os_, 40) == cold, "cached"
+        root = os_.alloc_context()
+        root.append(messages=[("system", SYSTEM), ("user", QUESTIONS[0])])
+        root.forward(1)  # computed to its last token, so that the forks share a partial tail
+        pending = []
+        forks = root.fork(3)
+        for ctx in forks:
+            pending.append((0, ctx.stream(max_tokens=40, ignore_eos=True)))
+        for n, question in enumerate(QUESTIONS):
+            ctx = os_.alloc_context()
+            ctx.append(messages=[("system", SYSTEM), ("user", question)])
+            pending.append((n, ctx.stream(max_tokens=40, ignore_eos=True)))
+        for n, answer in pending:
+            assert answer.result().tokens == cold[n], f"question {n}, forked or batched"
+        counters = os_.vmstat().counters
+        assert counters["preemptions"] > 0, "the pool was meant to be too small"
+        assert counters["lookup_hits"] > 0 and counters["cow_copies"] > 0
+        assert os_.fsck().problems == ()
+
+
+def test_killed_accel_is_restarted_and_every_stream_goes_on(boot: Boot, smollm2: str) -> None:
+    with connect(boot(smollm2, *INVARIANT)) as os_:
+        expected = ask_all(os_, 48)
+        contexts = []
+        for question in QUESTIONS:
+            ctx = os_.alloc_context()
+            ctx.append(messages=[("system", SYSTEM), ("user", question)])
+            contexts.append(ctx)
+        pending = [ctx.stream(max_tokens=48, ignore_eos=True) for ctx in contexts]
+        with connect(os_.path) as watch:
+            def generated() -> int:
+                return min(watch.stat(cid=ctx.cid).usage.generated_tokens for ctx in contexts)
+
+            for _ in range(3):  # a kill may fall between two passes
+                target = generated() + 3
+                until(lambda: generated() >= target)
+                assert generated() <= 28, "streams must have 20 tokens to go"
+                tier = watch.tiers().tiers[0]
+                os.kill(tier.driver_pid, signal.SIGKILL)
+                until(lambda: watch.tiers().tiers[0].restarts > tier.restarts)
+                if watch.vmstat().counters.get("passes_lost"):
+                    break
+            counters = watch.vmstat().counters
+        assert [p.result().tokens for p in pending] == expected
+        assert counters["driver_deaths"] >= 1 and counters["passes_lost"] >= 1
+        assert os_.fsck().problems == ()
+
+
+CLIENT = """
+import sys
+from attnix.syscalls.client import connect
+client = connect(sys.argv[1])
+ctx = client.alloc_context()
+ctx.append(text="Once upon a time there was a king who " * 20)
+pending = [fork.stream(max_tokens=400, ignore_eos=True) for fork in ctx.fork(4)]
+print("running", flush=True)
+pending[0].result()
+"""
+
+
+def test_kill_9_of_a_client_returns_its_frames(boot: Boot, smollm2: str) -> None:
+    path = boot(smollm2)
+    with connect(path) as watch:
+        before = watch.tiers().tiers[0]
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, path], stdout=subprocess.PIPE, text=True)
+        assert client.stdout is not None
+        client.stdout.readline()
+        until(lambda: watch.vmstat().counters.get("generated_tokens", 0) > 8)
+        assert watch.tiers().tiers[0].mapped_frames > before.mapped_frames
+        client.kill()
+        client.wait()
+        client.stdout.close()
+
+        def baseline() -> bool:
+            now = watch.tiers().tiers[0]
+            return now.free_frames + now.reclaimable_frames == now.capacity_frames and len(watch.ps().processes) == 1
+
+        until(baseline)
+        assert watch.vmstat().counters["contexts"] == 0
+        assert watch.fsck().problems == ()
+
+
+def test_streamed_text_is_the_text(boot: Boot, smollm2: str) -> None:
+    with connect(boot(smollm2, *INVARIANT)) as os_:
+        ctx = os_.alloc_context()
+        ctx.append(messages=[("user", "List three emoji and the word naïve in French, Greek and Japanese.")])
+        twin = ctx.fork(1)[0]
+        stop = ["\n\n", "3."]
+        whole = ctx.generate(max_tokens=60, temperature=1.0, seed=5, stop=stop)
+        pieces = [note.text for note in twin.stream(max_tokens=60, temperature=1.0, seed=5, stop=stop)]
+        assert "".join(pieces) == whole.text
+        assert not any(s in whole.text for s in stop)
+        whole.text.encode("utf-8")
