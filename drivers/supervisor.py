@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from attnix.kernel.errors import E
-from attnix.kernel.events import Bug, DriverDown, DriverUp, Event, Exec, ExecDone, ExecFailed
+from attnix.kernel.events import Bug, DriverDown, DriverGone, DriverUp, Event, Exec, ExecDone, ExecFailed
 
 from .life import Life, LifeCallbacks, State
 from .memfd import create_memfd, map_shared, reopen_read_only
@@ -266,7 +266,8 @@ class _Device:
             self._started.set_exception(DriverStartError(text))
         else:
             self._emit_open(Bug("error", text))
+            self._emit_open(DriverGone(self.spec.device, reason))
 
-    def _emit_open(self, event: ExecDone | ExecFailed | DriverUp | DriverDown | Bug) -> None:
+    def _emit_open(self, event: ExecDone | ExecFailed | DriverUp | DriverDown | DriverGone | Bug) -> None:
         if not self._closing:
             self._emit(event)

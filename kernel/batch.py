@@ -44,8 +44,8 @@ assert SEQ.size == SEQ_BYTES
 
 SAMPLE: Final = 1  # draw the next token from the last position's logits
 FORWARD: Final = 2  # return the top-k log-probabilities of the last position, draw nothing
-SCORE: Final = 4  # return log-probabilities of the given tokens at positions >= score_from
-HISTORY: Final = 8  # penalties are on: `histories` carries this context's tokens before the sampled one
+SCORE: Final = 4  # return log P(token p | before) for p in max(score_from, start + 1) .. start + ntokens - 1
+HISTORY: Final = 8  # penalties are on: `histories` carries, in batch order, this context's start + ntokens tokens
 
 
 class Seq(NamedTuple):

@@ -13,7 +13,7 @@ class Device:
     """up and epoch follow the driver; `flight` is the pass that runs there now."""
 
     __slots__ = (
-        "capacity", "driver_pid", "epoch", "failures", "flight", "index", "isolate", "name", "restarts", "samples",
+        "capacity", "driver_pid", "epoch", "failures", "flight", "gone", "index", "isolate", "name", "restarts", "samples",
         "seq", "tier", "up",
     )  # fmt: skip
 
@@ -23,6 +23,7 @@ class Device:
         self.tier = config.tier
         self.capacity = config.capacity_frames
         self.up = False
+        self.gone = ""  # why its driver will not come back; "" = it is up or being restarted
         self.epoch = 0
         self.driver_pid = 0
         self.restarts = 0

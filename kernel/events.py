@@ -69,12 +69,19 @@ class DriverDown(NamedTuple):
     reason: str
 
 
+class DriverGone(NamedTuple):
+    """The driver is down and will not be started again by itself.  A later DriverUp revives the device."""
+
+    device: int
+    reason: str
+
+
 class ExecDone(NamedTuple):
     """A forward completed.
 
     tokens    int32, one per SAMPLE sequence, in batch order
     logprobs  float32, the log-probability of each of them
-    tops      one (ids int32, logprobs float32) per sequence with logprobs > 0 or FORWARD, in batch order
+    tops      one (ids int32, logprobs float32) per sequence that is FORWARD, or SAMPLE with logprobs > 0, in batch order
     scores    one float32 array per SCORE sequence, in batch order
     """
 
@@ -109,7 +116,19 @@ class Bug(NamedTuple):
 
 
 Event: TypeAlias = (
-    Connect | Disconnect | Syscall | StopAt | Pause | Resume | DriverUp | DriverDown | ExecDone | ExecFailed | Timer | Bug
+    Connect
+    | Disconnect
+    | Syscall
+    | StopAt
+    | Pause
+    | Resume
+    | DriverUp
+    | DriverDown
+    | DriverGone
+    | ExecDone
+    | ExecFailed
+    | Timer
+    | Bug
 )
 
 # -- effects ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from .events import (
     Connect,
     Disconnect,
     DriverDown,
+    DriverGone,
     DriverUp,
     Effect,
     Event,
@@ -65,6 +66,7 @@ class Kernel:
             Resume: self._resume,
             DriverUp: self._driver_up,
             DriverDown: self._driver_down,
+            DriverGone: self._driver_gone,
             Timer: self._timer,
             Bug: self._bug,
         }
@@ -181,6 +183,7 @@ class Kernel:
         if device.epoch and event.epoch > device.epoch:
             device.restarts += 1
         device.up = True
+        device.gone = ""
         device.epoch = event.epoch
         device.driver_pid = event.driver_pid
         m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}, frames {event.arena}")
@@ -204,6 +207,17 @@ class Kernel:
         m.count("driver_deaths")
         m.log("warning", f"{device.name}: driver is down ({event.reason}); its pass will be redone")
         self._lose_pass(device)
+
+    def _driver_gone(self, event: DriverGone) -> None:
+        """Nobody will compute here: whoever waits for this device is told so, instead of hanging."""
+        m = self.machine
+        device = m.devices[event.device]
+        device.up = False
+        device.gone = event.reason or "it cannot be started"
+        self._lose_pass(device)
+        for context in list(m.contexts_of(device.index)):
+            if context.job is not None:
+                m.fail(context, traps.host_down(device))
 
     def _lose_pass(self, device: Device) -> None:
         m = self.machine

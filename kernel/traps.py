@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from . import calls as c
 from .batch import HISTORY, SEQ, Seq
 from .context import Context, Job, JobKind
+from .device import Device
 from .errors import E, Errno
 from .events import Halt, Syscall
 from .fsck import fsck
@@ -92,6 +93,18 @@ def parked(m: Machine, context: Context, call: Syscall) -> bool:
 def quiet(context: Context, what: str) -> None:
     if context.job is not None and context.job.kind is not JobKind.PREFILL:
         raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you {what}")
+
+
+def host_down(device: Device) -> Errno:
+    return Errno(
+        E.EHOSTDOWN, f"{device.name} is down for good ({device.gone}): see dmesg, mend it and boot again", device=device.name
+    )
+
+
+def computable(m: Machine, context: Context) -> None:
+    """EHOSTDOWN when the context's device will not come back."""
+    if m.devices[context.device].gone:
+        raise host_down(m.devices[context.device])
 
 
 def unhold(m: Machine, context: Context) -> None:
@@ -332,6 +345,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
 def generate(m: Machine, connection: Connection, call: Syscall, args: c.GenerateArgs) -> None:
     context = connection.lookup(args.ctx)
     quiet(context, "generate")
+    computable(m, context)
     _check_sampling(args)
     stops = args.stop_tokens
     check_tokens(m, stops)
@@ -388,6 +402,7 @@ def _template(context: Context, args: c.GenerateArgs, prompt_tokens: int) -> byt
 def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardArgs) -> None:
     context = connection.lookup(args.ctx)
     quiet(context, "forward")
+    computable(m, context)
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
     length = m.core.slot_row(context.slot).tokens
@@ -402,6 +417,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
 def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) -> None:
     """Runs on a scratch fork, so the context itself never changes."""
     source = connection.lookup(args.ctx)
+    computable(m, source)
     n = check_tokens(m, args.tokens)
     length = m.core.slot_row(source.slot).tokens
     if n == 0 or length == 0:

@@ -7,7 +7,7 @@ import pytest
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import ExecDone, StopAt
+from attnix.kernel.events import DriverDown, DriverGone, ExecDone, StopAt
 from attnix.simulated import SimulatedSystem, ints, tokens_of
 
 
@@ -199,3 +199,26 @@ def test_same_events_same_effects_to_the_byte() -> None:
         return [entry for entry in system.log]
 
     assert play() == play()
+
+
+def test_a_driver_that_is_gone_for_good_leaves_nobody_hanging() -> None:
+    system = small()
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints([1, 2, 3]))
+    fresh = client.post("generate", ctx, 9)
+    other = client.call("fork", ctx).ctxs[0]
+    begun = client.post("generate", other, 9)
+    system.run(until=lambda: len(client.streamed.get(begun, [])) > 2 and len(client.streamed.get(fresh, [])) > 2)
+    asked = client.call("fork", ctx).ctxs[0]
+    forward = client.post("forward", asked, 3)
+    system.pending[0].clear()
+    system.step(DriverDown(0, 1, "killed"))
+    system.step(DriverGone(0, "no such model file"))
+    assert client.result(begun).reason == "killed", "what has begun ends in a reason"
+    assert client.replies[forward].code == E.EHOSTDOWN
+    with pytest.raises(Errno) as error:
+        client.call("generate", ctx, 3)
+    assert error.value.code is E.EHOSTDOWN and "no such model file" in str(error.value)
+    system.driver_up(0)
+    assert len(tokens_of(client.call("generate", ctx, 3).tokens)) == 3
