@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from attnix.syscalls.client import Client, connect
+from attnix.syscalls.records import unpack_floats, unpack_ids
 
 from typing import TypeAlias
 
@@ -150,3 +151,34 @@ def test_streamed_text_is_the_text(boot: Boot, smollm2: str) -> None:
         assert "".join(pieces) == whole.text
         assert not any(s in whole.text for s in stop)
         whole.text.encode("utf-8")
+
+
+FAST_ERROR = 0.25  # stated in docs/caveats.md: log-probabilities of fast and invariant numerics (bf16) differ by less
+
+
+def test_fast_numerics_flip_no_token_whose_margin_exceeds_the_stated_error(boot: Boot, smollm2: str) -> None:
+    def run(numerics: str) -> list[list[tuple[int, float, float]]]:
+        """Per question and token: id, log-probability, margin over the runner-up.  All questions in one batch."""
+        with connect(boot(smollm2, "--numerics", numerics)) as os_:
+            pending = []
+            for question in QUESTIONS:
+                ctx = os_.alloc_context()
+                ctx.append(messages=[("system", SYSTEM), ("user", question)])
+                pending.append(ctx.stream(max_tokens=48, ignore_eos=True, logprobs=2))
+            answers = []
+            for p in pending:
+                result = p.result()
+                rows = zip(unpack_ids(result.tokens), result.logprobs, strict=True)
+                answers.append([(t, lp, unpack_floats(top)[0] - unpack_floats(top)[1]) for t, (lp, _, top) in rows])
+            return answers
+
+    worst = 0.0
+    for fast, exact in zip(run("fast"), run("invariant"), strict=True):
+        for (t_fast, lp_fast, margin), (t_exact, lp_exact, _) in zip(fast, exact, strict=True):
+            if t_fast != t_exact:
+                print(f"flip: margin {margin:.4f}")
+                assert margin <= FAST_ERROR, "a clear winner lost"
+                break
+            worst = max(worst, abs(lp_fast - lp_exact))
+    print(f"largest difference of a log-probability before any flip: {worst:.4f}")
+    assert worst <= FAST_ERROR
