@@ -1,0 +1,313 @@
+"""The core in C, behind exactly the interface of its specification, `twin.TwinCore`.
+
+This is a thin wrapper: it turns bytes into pointers and results into the twin's tuples, and errors into the same
+exceptions.  What each call means is said in the twin; csrc/core.h has the C side.
+
+Cost of one call is a few hundred nanoseconds, whatever it does, so calls are batches.  The interpreter lock is released
+around each (cffi always does), which is why the kernel's process has one Python thread (DESIGN.md §10.21).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ._core import ffi, lib
+from .batch import SEQ_BYTES
+from .errors import Panic
+from .geometry import RowLayout
+from .params import MAX_DEVICES
+from .twin import OK, PREFILL, Admit, Advance, Commit, Counters, Plan, SlotRow
+
+_ROOT_BYTES: Final = 16
+_COUNTERS: Final = len(Counters._fields)
+_ROW_FIELDS: Final = len(SlotRow._fields)
+_NUMBERS: Final = 12  # int32 fields of CoreOut from `status` to `nlist`
+
+_new = tuple.__new__
+_unpack = ffi.unpack
+_buffer = ffi.buffer
+_admit = lib.core_admit
+_advance = lib.core_advance
+_append = lib.core_append
+_commit = lib.core_commit
+_evict = lib.core_evict
+_fork = lib.core_fork
+_oldest = lib.core_oldest
+_open_slot = lib.core_open_slot
+_plan = lib.core_plan
+_slot_row = lib.core_slot_row
+
+
+class Core:
+    """See TwinCore.  ValueError: an argument that names nothing; Panic: a requirement does not hold; MemoryError."""
+
+    def __init__(
+        self, secret: bytes, block_tokens: int, layout: RowLayout, capacities: list[int], rows: list[memoryview],
+        hash_bits: int = 128,
+    ) -> None:  # fmt: skip
+        if len(secret) != 16 or not 1 <= len(capacities) <= MAX_DEVICES or len(rows) != len(capacities):
+            raise ValueError("core: 16-byte secret and 1..8 devices with one row buffer each")
+        if not 1 <= block_tokens <= 32767 or not 0 <= hash_bits <= 128 or min(capacities) < 1 or min(layout) < 1:
+            raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
+        if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
+            raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
+        if sum(capacities) >= 1 << 30 or layout.entries * block_tokens >= 1 << 28 or layout.slots >= 1 << 24:
+            raise ValueError("core: at most 2^30 frames, 2^28 tokens in a row and 2^24 slots")
+        self.block_tokens = block_tokens
+        self.layout = layout
+        core = lib.core_new(
+            secret, block_tokens, layout.slots, layout.entries, len(capacities), capacities, hash_bits
+        )
+        if core == ffi.NULL:
+            raise MemoryError(f"core: no memory for {sum(capacities)} frames")
+        self._c: Any = ffi.gc(core, lib.core_free)
+        self._rows = [ffi.from_buffer("uint8_t[]", memoryview(r).cast("B"), require_writable=True) for r in rows]
+        for device, base in enumerate(self._rows):
+            if int(ffi.cast("uintptr_t", base)) % 8:
+                raise ValueError("core: row buffers must be aligned to 8 bytes")
+            at = [base + o for o in (layout.frame_offset, layout.shift_offset, layout.count_offset)]
+            lib.core_attach_rows(self._c, device, *at, base + layout.generation_offset)
+        self._out: Any = lib.core_out(self._c)
+        self._numbers: Any = ffi.addressof(self._out, "status")
+        self._position: Any = ffi.addressof(self._out, "computed")
+        self._row: Any = ffi.new("int64_t[]", max(_ROW_FIELDS, _COUNTERS))
+
+    def _error(self, code: int) -> Exception:
+        message = ffi.string(lib.core_message(self._c)).decode()
+        if code == lib.CORE_NOMEM:
+            return MemoryError(message)
+        return ValueError(message) if code == lib.CORE_INVALID else Panic(message)
+
+    def _checked(self, result: int) -> int:
+        if result <= lib.CORE_NOMEM:
+            raise self._error(result)
+        return result
+
+    def _list(self, count: int) -> list[int]:
+        result: list[int] = _unpack(self._out.list, self._checked(count))
+        return result
+
+    # -- keys, slots and logs -------------------------------------------------------------------------------------
+
+    def hash(self, data: bytes) -> bytes:
+        digest = ffi.new("uint8_t[16]")
+        lib.core_hash(self._c, data, len(data), digest)
+        return bytes(digest)
+
+    def open_slot(self, device: int, domain: int, root: bytes) -> int:
+        if len(root) != _ROOT_BYTES:
+            raise ValueError(f"core: a root key has 16 bytes, not {len(root)}")
+        slot: int = _open_slot(self._c, device, domain, root)
+        return slot if slot >= 0 else self._checked(slot)
+
+    def close_slot(self, s: int) -> None:
+        self._checked(lib.core_close_slot(self._c, s))
+
+    def append(self, s: int, tokens: bytes) -> int:
+        length: int = _append(self._c, s, tokens, _count_tokens(tokens))
+        return length if length >= 0 else self._checked(length)
+
+    def token_range(self, tokens: bytes) -> tuple[int, int]:
+        pair = ffi.new("int32_t[2]")
+        lib.core_token_range(tokens, _count_tokens(tokens), pair)
+        return pair[0], pair[1]
+
+    def read_log(self, s: int, start: int, end: int) -> bytes:
+        length = ffi.new("int32_t *")
+        log = lib.core_log(self._c, s, length)
+        if length[0] < 0:
+            raise ValueError(f"core: slot {s} is not open")
+        start, end, _ = slice(start, end).indices(length[0])
+        return bytes(_buffer(log + start, 4 * (end - start))) if end > start else b""
+
+    def truncate(self, s: int, length: int) -> None:
+        self._checked(lib.core_truncate(self._c, s, length))
+
+    def drop(self, s: int) -> None:
+        self._checked(lib.core_drop(self._c, s))
+
+    def fork(self, s: int, n: int) -> list[int]:
+        return self._list(_fork(self._c, s, n))
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    def admit(self, s: int, reserve_frames: int) -> Admit:
+        code = _admit(self._c, s, reserve_frames)
+        if code < 0:
+            raise self._error(code)
+        return _new(Admit, _unpack(self._numbers, 4))
+
+    def oldest(self, device: int, want: int) -> list[int]:
+        return self._list(_oldest(self._c, device, want))
+
+    def evict(self, device: int, blocks: list[int]) -> int:
+        return self._checked(_evict(self._c, device, blocks, len(blocks)))
+
+    # -- generations ----------------------------------------------------------------------------------------------
+
+    def set_generation(
+        self, s: int, template: bytes, stops: bytes, max_tokens: int, limit: int, conn: int, request: int
+    ) -> None:
+        if len(template) != SEQ_BYTES:
+            raise ValueError(f"core: a template is one SEQ of {SEQ_BYTES} bytes")
+        count = _count_tokens(stops)
+        self._checked(
+            lib.core_set_generation(self._c, s, template, stops, count, max_tokens, limit, conn, request)
+        )
+
+    def start_running(self, s: int) -> None:
+        self._checked(lib.core_start_running(self._c, s))
+
+    def stop_running(self, s: int) -> None:
+        self._checked(lib.core_stop_running(self._c, s))
+
+    def discard(self, s: int) -> None:
+        self._checked(lib.core_discard(self._c, s))
+
+    def advance(self, s: int) -> Advance:
+        code = _advance(self._c, s)
+        if code < 0:
+            raise self._error(code)
+        return _new(Advance, _unpack(self._position, 3))
+
+    def steal(self, s: int) -> None:
+        self._checked(lib.core_steal(self._c, s))
+
+    # -- passes ---------------------------------------------------------------------------------------------------
+
+    def plan(self, device: int, max_sequences: int, prefill: bytes) -> Plan:
+        count, rest = divmod(len(prefill), PREFILL.size)
+        if rest:
+            raise ValueError(f"core: PREFILL records have {PREFILL.size} bytes")
+        code = _plan(self._c, device, max_sequences, prefill, count)
+        if code < 0:
+            raise self._error(code)
+        status, shortage, _, _, sequences, histories, samples, ntokens, ncopies, _, _, _ = _unpack(
+            self._numbers, _NUMBERS
+        )
+        if status != OK:
+            return Plan(status, shortage, 0, b"", b"", b"", 0, 0)
+        out = self._out
+        return Plan(
+            OK, 0, sequences, _buffer(out.seqs, SEQ_BYTES * sequences)[:] if sequences else b"",
+            _buffer(out.tokens, 4 * ntokens)[:] if ntokens else b"",
+            _buffer(out.copies, 4 * ncopies)[:] if ncopies else b"", histories, samples,
+        )  # fmt: skip
+
+    def commit(self, device: int, sampled: bytes, logprobs: bytes) -> Commit:
+        count = _count_tokens(sampled)
+        if len(logprobs) != len(sampled):
+            raise Panic(f"commit: device {device} sampled {count} tokens for another number of sequences")
+        code = _commit(self._c, device, sampled, logprobs, count)
+        if code < 0:
+            raise self._error(code)
+        out = self._out
+        kept = out.nkept
+        ended = out.nfinished
+        pairs = _unpack(out.finished, 2 * ended) if ended else ()
+        finished = tuple(zip(pairs[::2], pairs[1::2], strict=True))
+        if not kept:
+            return Commit(b"", b"", b"", b"", finished)
+        return Commit(
+            _buffer(out.streams, 16 * kept)[:], _buffer(out.tokens, 4 * kept)[:], _buffer(out.logprobs, 4 * kept)[:],
+            _buffer(out.kept, 4 * kept)[:], finished,
+        )  # fmt: skip
+
+    def rollback(self, device: int) -> list[int]:
+        return self._list(lib.core_rollback(self._c, device))
+
+    def lose(self, device: int) -> None:
+        self._checked(lib.core_lose(self._c, device))
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def free_frames(self, device: int) -> int:
+        return self._checked(lib.core_free_frames(self._c, device))
+
+    def reclaimable_frames(self, device: int) -> int:
+        return self._checked(lib.core_reclaimable_frames(self._c, device))
+
+    def mapped_or_cached_frames(self, device: int) -> int:
+        return self._checked(lib.core_capacity(self._c, device)) - self.free_frames(device)
+
+    def wired_frames(self, device: int) -> int:
+        return self._checked(lib.core_wired_frames(self._c, device))
+
+    def run_length(self, device: int) -> int:
+        return self._checked(lib.core_run_length(self._c, device))
+
+    def run_slots(self, device: int) -> list[int]:
+        return self._list(lib.core_run_slots(self._c, device))
+
+    def flight_length(self, device: int) -> int:
+        return self._checked(lib.core_flight_length(self._c, device))
+
+    def is_running(self, s: int) -> bool:
+        return bool(lib.core_is_running(self._c, s))
+
+    def in_flight(self, s: int) -> bool:
+        return bool(lib.core_in_flight(self._c, s))
+
+    def slot_row(self, s: int) -> SlotRow:
+        code = _slot_row(self._c, s, self._row)
+        if code < 0:
+            raise self._error(code)
+        return _new(SlotRow, _unpack(self._row, _ROW_FIELDS))
+
+    def pagemap(self, s: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+        n = self._checked(lib.core_entries(self._c, s))
+        frames, counts, sharers, flags, hits = (bytearray(size * n) for size in (4, 2, 4, 1, 4))
+        types = ("int32_t[]", "int16_t[]", "int32_t[]", "uint8_t[]", "int32_t[]")
+        arrays = (frames, counts, sharers, flags, hits)
+        lib.core_pagemap(self._c, s, *[ffi.from_buffer(t, a) for t, a in zip(types, arrays, strict=True)])
+        return bytes(frames), bytes(4 * n), bytes(counts), bytes(sharers), bytes(flags), bytes(hits)
+
+    def counters(self) -> Counters:
+        lib.core_counters(self._c, self._row)
+        return _new(Counters, _unpack(self._row, _COUNTERS))
+
+    def frame_table(self, device: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+        n = self._checked(lib.core_capacity(self._c, device))
+        types = ("uint8_t[]", "int32_t[]", "int32_t[]", "int32_t[]", "uint64_t[]", "int32_t[]")
+        arrays = [ffi.new(t, n) for t in types]
+        lib.core_frame_table(self._c, device, *arrays)
+        state, refs, wired, block, stamp, children = (bytes(_buffer(a)) for a in arrays)
+        return state, refs, wired, block, stamp, children
+
+    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+        n = lib.core_blocks(self._c)
+        types = ("int32_t[]",) * 4 + ("uint8_t[]",) * 2 + ("int32_t[]",)
+        sizes = (n, n, n, n, n, 16 * n, n * len(self._rows))
+        arrays = [ffi.new(t, size) for t, size in zip(types, sizes, strict=True)]
+        lib.core_block_table(self._c, *arrays)
+        parent, domain, depth, hits, indexed, keys, copies = (bytes(_buffer(a)) for a in arrays)
+        return parent, domain, depth, hits, indexed, keys, copies
+
+    def block_tokens_of(self, b: int) -> bytes:
+        tokens = ffi.new("int32_t[]", self.block_tokens)
+        count = self._checked(lib.core_block_tokens_of(self._c, b, tokens))
+        return bytes(_buffer(tokens, 4 * count)) if count else b""
+
+    def key_of(self, s: int, i: int) -> bytes:
+        key = ffi.new("uint8_t[16]")
+        self._checked(lib.core_key_of(self._c, s, i, key))
+        return bytes(key)
+
+    def find_key(self, key: bytes) -> int:
+        return int(lib.core_find_key(self._c, key)) if len(key) == _ROOT_BYTES else -1
+
+    def pending_copy(self, s: int) -> int:
+        return self._checked(lib.core_pending_copy(self._c, s))
+
+    def slots_used(self) -> list[int]:
+        return self._list(lib.core_slots_used(self._c))
+
+    def slot_device(self, s: int) -> int:
+        return self._checked(lib.core_slot_device(self._c, s))
+
+
+def _count_tokens(tokens: bytes) -> int:
+    """int32 items of `tokens`.  ValueError: not a whole number of them."""
+    if len(tokens) % 4:
+        raise ValueError(f"core: {len(tokens)} bytes are not int32 tokens")
+    return len(tokens) // 4

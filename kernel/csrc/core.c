@@ -1,0 +1,171 @@
+/* Making and freeing a core, errors, and the keyed hash. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "state.h"
+
+int32_t fail(Core *core, int32_t code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(core->message, sizeof core->message, format, args);
+    va_end(args);
+    return code;
+}
+
+/* Makes room for `want` items; false leaves the array as it was. */
+bool grow_array(void **array, size_t *room, size_t want, size_t item_bytes) {
+    if (want <= *room) return true;
+    size_t more = *room + *room / 2 > want ? *room + *room / 2 : want;
+    if (more > SIZE_MAX / item_bytes) return false;
+    void *grown = realloc(*array, more * item_bytes);
+    if (!grown) return false;
+    *array = grown;
+    *room = more;
+    return true;
+}
+
+int32_t reserve_list(Core *core, size_t want) {
+    if (grow_array((void **)&core->out.list, &core->list_room, want, sizeof(int32_t))) return 0;
+    return fail(core, CORE_NOMEM, "core: no memory for %zu numbers", want);
+}
+
+void core_free(Core *core) {
+    if (!core) return;
+    for (int32_t d = 0; d < core->devices; d++) {
+        Pool *pool = &core->pools[d];
+        free(pool->frames);
+        free(pool->free);
+        free(pool->ring_stamp);
+        free(pool->ring_frame);
+        free(pool->run);
+        free(pool->run_spare);
+        free(pool->flight);
+    }
+    for (int32_t s = 0; core->slots && s < core->nslots; s++) {
+        Slot *slot = &core->slots[s];
+        free(slot->log);
+        free(slot->frames);
+        free(slot->stops);
+        free(slot->keys);
+        free(slot->counts);
+    }
+    free(core->slots);
+    free(core->free_slots);
+    free(core->blocks);
+    free(core->block_tokens_at);
+    free(core->free_blocks);
+    free(core->index);
+    free(core->hits);
+    free(core->out.seqs);
+    free(core->out.tokens);
+    free(core->out.copies);
+    free(core->out.streams);
+    free(core->out.logprobs);
+    free(core->out.kept);
+    free(core->out.finished);
+    free(core->out.list);
+    free(core);
+}
+
+static bool new_pool(Pool *pool, int32_t capacity, int32_t nslots) {
+    size_t n = (size_t)capacity, slots = (size_t)nslots;
+    pool->capacity = pool->nfree = capacity;
+    pool->ring_room = 2 * capacity + 16;
+    pool->frames = calloc(n, sizeof *pool->frames);
+    pool->free = malloc(n * sizeof *pool->free);
+    pool->ring_stamp = malloc((size_t)pool->ring_room * sizeof *pool->ring_stamp);
+    pool->ring_frame = malloc((size_t)pool->ring_room * sizeof *pool->ring_frame);
+    pool->run = malloc(slots * sizeof *pool->run);
+    pool->run_spare = malloc(slots * sizeof *pool->run_spare);
+    pool->flight = malloc(slots * sizeof *pool->flight);
+    if (!pool->frames || !pool->free || !pool->ring_stamp || !pool->ring_frame || !pool->run || !pool->run_spare ||
+        !pool->flight)
+        return false;
+    for (int32_t f = 0; f < capacity; f++) {
+        pool->free[f] = capacity - 1 - f;
+        pool->frames[f].filler = pool->frames[f].block = -1;
+    }
+    return true;
+}
+
+/* NULL: no memory.  The caller has checked every argument. */
+Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32_t entries, int32_t devices,
+               const int32_t *capacities, int32_t hash_bits) {
+    Core *core = calloc(1, sizeof *core);
+    if (!core) return NULL;
+    uint64_t k0, k1;
+    memcpy(&k0, secret, 8);
+    memcpy(&k1, secret + 8, 8);
+    core->keyed = sip_begin(k0, k1);
+    core->mask.lo = hash_bits >= 64 ? UINT64_MAX : ((uint64_t)1 << hash_bits) - 1;
+    core->mask.hi = hash_bits >= 128 ? UINT64_MAX : hash_bits <= 64 ? 0 : ((uint64_t)1 << (hash_bits - 64)) - 1;
+    core->block_tokens = block_tokens;
+    core->nslots = core->nfree_slots = slots;
+    core->entries = entries;
+    core->devices = devices;
+    bool ok = true;
+    for (int32_t d = 0; d < devices; d++) {
+        core->nblocks += capacities[d];
+        ok = new_pool(&core->pools[d], capacities[d], slots) && ok;
+    }
+    size_t n = (size_t)core->nblocks, size = 16;
+    while (size < 2 * n) size *= 2;
+    core->index_mask = size - 1;
+    core->blocks = aligned_alloc(64, n * sizeof *core->blocks);
+    core->block_tokens_at = aligned_alloc(64, (n * (size_t)block_tokens * 4 + 63) / 64 * 64);
+    core->free_blocks = malloc(n * sizeof *core->free_blocks);
+    core->slots = calloc((size_t)slots, sizeof *core->slots);
+    core->free_slots = malloc((size_t)slots * sizeof *core->free_slots);
+    core->index = calloc(size, sizeof *core->index);
+    core->hits = malloc((size_t)entries * sizeof *core->hits);
+    if (!ok || !core->blocks || !core->block_tokens_at || !core->free_blocks || !core->slots || !core->free_slots ||
+        !core->index || !core->hits) {
+        core_free(core);
+        return NULL;
+    }
+    for (int32_t b = core->nblocks - 1; b >= 0; b--) block_free(core, b);
+    for (int32_t s = 0; s < slots; s++) core->free_slots[s] = slots - 1 - s;
+    return core;
+}
+
+void core_attach_rows(Core *core, int32_t device, uint8_t *frame, uint8_t *shift, uint8_t *count, uint8_t *generation) {
+    Pool *pool = &core->pools[device];
+    pool->row_frame = frame;
+    pool->row_shift = shift;
+    pool->row_count = count;
+    pool->row_generation = generation;
+    memset(frame, 0xff, (size_t)core->nslots * (size_t)core->entries * sizeof(int32_t));
+}
+
+CoreOut *core_out(Core *core) { return &core->out; }
+
+const char *core_message(const Core *core) { return core->message; }
+
+static Key masked(const Core *core, Key key) { return (Key){key.lo & core->mask.lo, key.hi & core->mask.hi}; }
+
+void core_hash(const Core *core, const uint8_t *data, size_t size_bytes, uint8_t *digest) {
+    Sip state = core->keyed;
+    Key key = masked(core, sip_finish(&state, data, size_bytes, size_bytes));
+    memcpy(digest, &key, sizeof key);
+}
+
+Key hash_block(const Core *core, Key previous, const int32_t *tokens) {
+    Sip state = core->keyed;
+    size_t size_bytes = (size_t)core->block_tokens * 4;
+    sip_word(&state, previous.lo);
+    sip_word(&state, previous.hi);
+    return masked(core, sip_finish(&state, (const uint8_t *)tokens, size_bytes, size_bytes + sizeof previous));
+}
+
+void core_token_range(const uint8_t *tokens, int32_t ntokens, int32_t *least_greatest) {
+    int32_t least = INT32_MAX, greatest = INT32_MIN;
+    for (int32_t i = 0; i < ntokens; i++) {
+        int32_t token;
+        memcpy(&token, tokens + 4 * (size_t)i, 4);
+        least = token < least ? token : least;
+        greatest = token > greatest ? token : greatest;
+    }
+    least_greatest[0] = ntokens ? least : 0;
+    least_greatest[1] = ntokens ? greatest : 0;
+}

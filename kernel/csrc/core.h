@@ -1,0 +1,99 @@
+/* The C core: blocks, frames, the key index, page-table rows and the bookkeeping of forward passes.
+ *
+ * kernel/twin.py says what every call means; this must agree with it on every result and every table.
+ *
+ * Results: >= 0 is a result; CORE_* below is an error, its sentence is core_message().  After CORE_NOMEM and
+ * CORE_INVALID nothing has changed.  After CORE_PANIC the state cannot be trusted.
+ * Slots, devices and blocks are checked by every call that takes one.  One thread.
+ *
+ * From CDEF to END this file is also what cffi reads.
+ */
+#ifndef ATTNIX_CORE_H
+#define ATTNIX_CORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* CDEF */
+#define CORE_NOMEM -1000
+#define CORE_INVALID -1001
+#define CORE_PANIC -1002
+
+typedef struct Core Core;
+
+/* What the last call left for its caller; valid until the next call on the same core. */
+typedef struct {
+    uint8_t *seqs;      /* plan: SEQ records of 96 bytes */
+    int32_t *tokens;    /* plan: tokens of all sequences; commit: tokens kept */
+    int32_t *copies;    /* plan: pairs (source frame, destination frame) */
+    int64_t *streams;   /* commit: pairs (conn, request) */
+    float *logprobs;    /* commit: of the tokens kept */
+    int32_t *kept;      /* commit: index of each among the sampled */
+    int32_t *finished;  /* commit: pairs (slot, reason) */
+    int32_t *list;      /* fork, oldest, rollback, run_slots, slots_used: slots or blocks */
+    int32_t status, shortage, mapped, fresh;           /* admit, plan */
+    int32_t sequences, histories, samples;             /* plan */
+    int32_t ntokens, ncopies, nkept, nfinished, nlist; /* lengths of the above */
+    int32_t computed, ready, blocked_by;               /* advance */
+} CoreOut;
+
+Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32_t entries, int32_t devices,
+               const int32_t *capacities, int32_t hash_bits);
+void core_free(Core *core);
+void core_attach_rows(Core *core, int32_t device, uint8_t *frame, uint8_t *shift, uint8_t *count, uint8_t *generation);
+CoreOut *core_out(Core *core);
+const char *core_message(const Core *core);
+
+void core_hash(const Core *core, const uint8_t *data, size_t size_bytes, uint8_t *digest);
+int32_t core_open_slot(Core *core, int32_t device, int32_t domain, const uint8_t *root);
+int32_t core_close_slot(Core *core, int32_t slot);
+int32_t core_append(Core *core, int32_t slot, const uint8_t *tokens, int32_t ntokens);
+void core_token_range(const uint8_t *tokens, int32_t ntokens, int32_t *least_greatest);
+const int32_t *core_log(Core *core, int32_t slot, int32_t *ntokens);
+int32_t core_truncate(Core *core, int32_t slot, int32_t length);
+int32_t core_drop(Core *core, int32_t slot);
+int32_t core_fork(Core *core, int32_t slot, int32_t n);
+int32_t core_admit(Core *core, int32_t slot, int32_t reserve_frames);
+int32_t core_oldest(Core *core, int32_t device, int32_t want);
+int32_t core_evict(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks);
+
+int32_t core_set_generation(Core *core, int32_t slot, const uint8_t *template_bytes, const uint8_t *stops,
+                            int32_t nstops, int64_t max_tokens, int64_t limit, int64_t conn, int64_t request);
+int32_t core_start_running(Core *core, int32_t slot);
+int32_t core_stop_running(Core *core, int32_t slot);
+int32_t core_discard(Core *core, int32_t slot);
+int32_t core_advance(Core *core, int32_t slot);
+int32_t core_steal(Core *core, int32_t slot);
+int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8_t *prefill, int32_t nprefill);
+int32_t core_commit(Core *core, int32_t device, const uint8_t *sampled, const uint8_t *logprobs, int32_t nsampled);
+int32_t core_rollback(Core *core, int32_t device);
+int32_t core_lose(Core *core, int32_t device);
+
+int32_t core_free_frames(Core *core, int32_t device);
+int32_t core_reclaimable_frames(Core *core, int32_t device);
+int32_t core_capacity(Core *core, int32_t device);
+int32_t core_wired_frames(Core *core, int32_t device);
+int32_t core_run_length(Core *core, int32_t device);
+int32_t core_run_slots(Core *core, int32_t device);
+int32_t core_flight_length(Core *core, int32_t device);
+int32_t core_is_running(Core *core, int32_t slot);
+int32_t core_in_flight(Core *core, int32_t slot);
+int32_t core_slot_row(Core *core, int32_t slot, int64_t *row);
+int32_t core_entries(Core *core, int32_t slot);
+void core_pagemap(Core *core, int32_t slot, int32_t *frames, int16_t *counts, int32_t *sharers, uint8_t *flags,
+                  int32_t *hits);
+void core_counters(const Core *core, int64_t *counters);
+void core_frame_table(Core *core, int32_t device, uint8_t *state, int32_t *refs, int32_t *wired, int32_t *block,
+                      uint64_t *stamp, int32_t *children);
+int32_t core_blocks(const Core *core);
+void core_block_table(Core *core, int32_t *parent, int32_t *domain, int32_t *depth, int32_t *hits, uint8_t *indexed,
+                      uint8_t *keys, int32_t *copies);
+int32_t core_block_tokens_of(Core *core, int32_t block, int32_t *tokens);
+int32_t core_key_of(Core *core, int32_t slot, int32_t i, uint8_t *key);
+int32_t core_find_key(Core *core, const uint8_t *key);
+int32_t core_pending_copy(Core *core, int32_t slot);
+int32_t core_slots_used(Core *core);
+int32_t core_slot_device(Core *core, int32_t slot);
+/* END */
+
+#endif

@@ -1,0 +1,207 @@
+/* The state of the core and the small operations every file needs.
+ *
+ * Blocks and frames are arrays of 64- and 32-byte records rather than one array per field: an admission touches all
+ * fields of 256 blocks that lie anywhere, and a record is one cache miss where ten arrays are ten.  Tokens of blocks
+ * and the index have arrays of their own.  Nothing is allocated per block.
+ */
+#ifndef ATTNIX_STATE_H
+#define ATTNIX_STATE_H
+
+#include <stdbool.h>
+
+#include "core.h"
+#include "siphash.h"
+
+enum { FREE = 0, FILLING = 1, VALID = 2 };                     /* frames */
+enum { STATUS_OK = 0, STATUS_EVICT = 1, STATUS_NOROOM = 2 };    /* admit, plan */
+enum { REASON_STOP = 1, REASON_LENGTH = 2 };                    /* commit */
+enum { FLAG_SAMPLE = 1, FLAG_HISTORY = 8 };                     /* kernel/batch.py */
+enum { MAX_DEVICES = 8, SEQ_BYTES = 96, PREFILL_BYTES = 24, ROW_FIELDS = 9, COUNTERS = 8 };
+
+typedef struct {
+    Key key;
+    int32_t parent, domain;
+    int32_t depth; /* tokens before it; -1: not indexed */
+    int32_t hits;
+    int32_t copies[MAX_DEVICES]; /* frame per device, -1 */
+} Block;
+
+typedef struct {
+    uint64_t stamp; /* 0: not reclaimable */
+    int32_t refs, wired, filler, block, children;
+    uint8_t state;
+    uint8_t indexed; /* its block is: repeated here so that decoding need not look at the block */
+    uint8_t mark;    /* scratch of core_wired_frames */
+} Frame;
+
+typedef struct {
+    int32_t *log, *frames, *stops;
+    Key *keys;
+    int16_t *counts;
+    int32_t length, log_room, nframes, frames_room, nstops;
+    int32_t computed, highwater, device, domain, pending_src, pending_entry;
+    bool used, in_flight, discard, running;
+    uint32_t pass; /* number of the last plan that names it */
+    int64_t max_tokens, generated, limit, conn, request;
+    int64_t computed_total, hit_total, recomputed_total, generated_total;
+    Key root;
+    uint8_t template[SEQ_BYTES];
+} Slot;
+
+typedef struct {
+    int32_t slot, start, ntokens, flags, score_from, left;
+} Chunk; /* a PREFILL record, as it travels */
+
+typedef struct {
+    Frame *frames;
+    int32_t *free; /* a stack */
+    int32_t capacity, nfree, reclaimable, wired;
+    uint64_t *ring_stamp; /* reclaimable frames, least recently released first; stale where the stamps differ */
+    int32_t *ring_frame;
+    int32_t ring_room, ring_head, ring_length;
+    int32_t *run, *run_spare; /* slots that decode */
+    int32_t nrun;
+    Chunk *flight;
+    int32_t nflight;
+    uint8_t *row_frame, *row_shift, *row_count, *row_generation; /* shared with the driver; read back only generation */
+} Pool;
+
+struct Core {
+    Sip keyed; /* SipHash state after the secret */
+    Key mask;
+    int32_t block_tokens, nslots, entries, devices, nblocks;
+    Pool pools[MAX_DEVICES];
+    Block *blocks;
+    int32_t *block_tokens_at; /* [blocks, block_tokens] */
+    int32_t *free_blocks, nfree_blocks;
+    Slot *slots;
+    int32_t *free_slots, nfree_slots;
+    uint64_t *index; /* open addressing: low half of the key << 32 | block + 1; 0 = empty */
+    uint64_t index_mask;
+    int32_t *hits; /* scratch of admit: one frame per row entry */
+    uint64_t clock;
+    uint32_t passes;
+    int64_t n_hits, n_misses, n_evictions, n_collisions, n_cow, n_merged, n_indexed, n_freed;
+    size_t seqs_room, tokens_room, copies_room, commit_room, list_room;
+    CoreOut out;
+    char message[200];
+};
+
+/* core.c */
+int32_t fail(Core *core, int32_t code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
+bool grow_array(void **array, size_t *room, size_t want, size_t item_bytes);
+int32_t reserve_list(Core *core, size_t want);
+Key hash_block(const Core *core, Key previous, const int32_t *tokens);
+
+/* index.c */
+int32_t index_find(const Core *core, Key key);
+void index_insert(Core *core, Key key, int32_t block);
+void index_remove(Core *core, Key key, int32_t block);
+void index_prefetch(const Core *core, Key key);
+int32_t index_guess(const Core *core, Key key);
+
+/* frames.c */
+int32_t frame_alloc(Core *core, int32_t device, int32_t s);
+void block_free(Core *core, int32_t block);
+void frame_retire(Core *core, int32_t device, int32_t f);
+void frame_free(Core *core, int32_t device, int32_t f);
+
+/* slots.c */
+int32_t reserve_log(Core *core, Slot *slot, int32_t length);
+int32_t reserve_frames(Core *core, Slot *slot, int32_t entries);
+void extend_keys(Core *core, Slot *slot, int32_t from);
+int32_t unmap(Core *core, int32_t s, int32_t keep_entries);
+void stop_running(Core *core, int32_t s);
+
+/* mapping.c */
+bool writable(const Core *core, int32_t s, int32_t i);
+int32_t open_entry(Core *core, int32_t s, int32_t i);
+int32_t copy_on_write(Core *core, int32_t s, int32_t i);
+int32_t index_entry(Core *core, int32_t s, int32_t i);
+
+static inline bool key_equal(Key a, Key b) { return a.lo == b.lo && a.hi == b.hi; }
+
+static inline Frame *frame_of(Core *core, const Slot *slot, int32_t i) {
+    return &core->pools[slot->device].frames[slot->frames[i]];
+}
+
+static inline int32_t mapped_tokens(const Core *core, const Slot *slot) {
+    return slot->nframes ? (slot->nframes - 1) * core->block_tokens + slot->counts[slot->nframes - 1] : 0;
+}
+
+static inline int32_t blocks_for(const Core *core, int32_t tokens) {
+    return (int32_t)(((int64_t)tokens + core->block_tokens - 1) / core->block_tokens);
+}
+
+/* Row entry i names frame f.  The kernel keeps its own copy of frames and counts: a driver cannot lie to it. */
+static inline void map_entry(Core *core, int32_t s, int32_t i, int32_t f, int32_t count) {
+    Slot *slot = &core->slots[s];
+    Pool *pool = &core->pools[slot->device];
+    size_t at = (size_t)s * (size_t)core->entries + (size_t)i;
+    ((int32_t *)pool->row_frame)[at] = f;
+    ((int32_t *)pool->row_shift)[at] = 0;
+    ((int16_t *)pool->row_count)[at] = (int16_t)count;
+    slot->frames[i] = f;
+    slot->counts[i] = (int16_t)count;
+    if (i == slot->nframes) slot->nframes++;
+}
+
+static inline void set_count(Core *core, int32_t s, int32_t i, int32_t count) {
+    Slot *slot = &core->slots[s];
+    slot->counts[i] = (int16_t)count;
+    ((int16_t *)core->pools[slot->device].row_count)[(size_t)s * (size_t)core->entries + (size_t)i] = (int16_t)count;
+}
+
+static inline void frame_take(Core *core, int32_t device, int32_t f) {
+    Frame *frame = &core->pools[device].frames[f];
+    frame->refs++;
+    if (frame->stamp) {
+        frame->stamp = 0;
+        core->pools[device].reclaimable--;
+    }
+}
+
+/* One row entry of slot s less names frame f. */
+static inline int32_t frame_put(Core *core, int32_t device, int32_t f, int32_t s) {
+    Frame *frame = &core->pools[device].frames[f];
+    if (frame->refs < 1) return fail(core, CORE_PANIC, "I3: frame %d has no reference to give back", f);
+    frame->refs--;
+    if (frame->filler == s) frame->filler = -1;
+    if (frame->refs == 0 && frame->wired == 0) frame_retire(core, device, f);
+    return 0;
+}
+
+/* The pending copy is made, or is needed no longer: let its source go. */
+static inline void settle_copy(Core *core, Slot *slot) {
+    int32_t f = slot->pending_src;
+    if (f < 0) return;
+    Pool *pool = &core->pools[slot->device];
+    slot->pending_src = slot->pending_entry = -1;
+    if (--pool->frames[f].wired == 0) {
+        pool->wired--;
+        if (pool->frames[f].refs == 0) frame_retire(core, slot->device, f);
+    }
+}
+
+#define CHECK_SLOT(core, s)                                                                                  \
+    do {                                                                                                     \
+        if ((s) < 0 || (s) >= (core)->nslots || !(core)->slots[s].used)                                      \
+            return fail(core, CORE_INVALID, "core: slot %d is not open", s);                                 \
+    } while (0)
+#define CHECK_DEVICE(core, d)                                                                                \
+    do {                                                                                                     \
+        if ((d) < 0 || (d) >= (core)->devices)                                                               \
+            return fail(core, CORE_INVALID, "core: device %d does not exist", d);                            \
+    } while (0)
+#define CHECK_IDLE(core, slot)                                                                               \
+    do {                                                                                                     \
+        if ((slot)->in_flight)                                                                               \
+            return fail(core, CORE_PANIC, "I4: a slot in flight may not change what it maps");               \
+    } while (0)
+#define TRY(expression)                                                                                      \
+    do {                                                                                                     \
+        int32_t code_ = (expression);                                                                        \
+        if (code_ < 0) return code_;                                                                         \
+    } while (0)
+
+#endif

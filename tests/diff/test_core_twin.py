@@ -1,0 +1,464 @@
+"""The C core against its Python twin: any sequence of valid calls gives equal results, equal tables and equal rows.
+
+Beside the two cores runs a model of the accelerator that moves *contents*: a frame is a list of digests, the digest at
+position p depends on the digest at p - 1 (read through the page-table row, as attention does) and on the token.  So it
+sees what no table shows: a block served before it was computed, a copy from a source that was overwritten, a shared
+block written, something lost by a failed pass.  A failed pass leaves garbage in everything it was writing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from typing import Any, Final
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from attnix.kernel.batch import SAMPLE, SEQ, SEQ_BYTES, unpack_seqs
+from attnix.kernel.core import Core
+from attnix.kernel.coreapi import CoreApi
+from attnix.kernel.fsck import fsck_core
+from attnix.kernel.geometry import RowLayout
+from attnix.kernel.twin import EVICT, FILLING, NOROOM, OK, PREFILL, VALID, Admit, TwinCore
+
+SECRET: Final = bytes(range(16))
+SIZE: Final = 4  # tokens per block
+LAYOUT: Final = RowLayout(slots=6, entries=6)
+WINDOW: Final = SIZE * LAYOUT.entries
+CAPACITY: Final = 9
+GARBAGE: Final = -1
+TABLES: Final = ("counters", "block_table", "slots_used")
+DEVICE_TABLES: Final = (
+    "frame_table", "free_frames", "reclaimable_frames", "mapped_or_cached_frames", "wired_frames", "run_length",
+    "run_slots", "flight_length",
+)  # fmt: skip
+SLOT_TABLES: Final = ("slot_row", "pagemap", "pending_copy", "slot_device", "is_running", "in_flight")
+ROOTS: Final = {domain: bytes([domain]) * 16 for domain in (1, 2)}
+
+
+def digest(before: int, token: int) -> int:
+    return hash((before, token)) & 0xFFFFFFFFFFFF
+
+
+class Cores:
+    """Calls both cores and compares.  `twin` is what the model reads."""
+
+    def __init__(self, devices: int, hash_bits: int) -> None:
+        kinds = (TwinCore, Core)
+        self.rows = [[bytearray(LAYOUT.total_bytes) for _ in range(devices)] for _ in kinds]
+        self.each: list[CoreApi] = [
+            kind(SECRET, SIZE, LAYOUT, [CAPACITY - d for d in range(devices)], [memoryview(r) for r in rows], hash_bits)
+            for kind, rows in zip(kinds, self.rows, strict=True)
+        ]
+        self.twin = self.each[0]
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            results = [getattr(core, name)(*args) for core in self.each]
+            assert results[0] == results[1], f"{name}{args}: twin {results[0]}, C core {results[1]}"
+            return results[0]
+
+        return call
+
+
+class CoreMachine(RuleBasedStateMachine):
+    devices = 1
+    hash_bits = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cores: Any = Cores(self.devices, self.hash_bits)
+        self.twin = self.cores.twin
+        self.logs: dict[int, list[int]] = {}
+        self.domains: dict[int, int] = {}
+        self.contents = [[[GARBAGE] * SIZE for _ in range(CAPACITY - d)] for d in range(self.devices)]
+        self.plans: dict[int, Any] = {}
+        self.frozen: dict[int, dict[int, bytes]] = {}
+
+    # -- what the model knows -----------------------------------------------------------------------------------
+
+    def chain(self, s: int) -> list[int]:
+        at = self.domains[s]
+        return [at := digest(at, t) for t in self.logs[s]]
+
+    def row(self, s: int, i: int) -> tuple[int, int]:
+        """(frame, count) of a row entry, from the shared buffer."""
+        rows = self.cores.rows[0][self.twin.slot_device(s)]
+        at = s * LAYOUT.entries + i
+        (frame,) = struct.unpack_from("<i", rows, LAYOUT.frame_offset + 4 * at)
+        (count,) = struct.unpack_from("<h", rows, LAYOUT.count_offset + 2 * at)
+        return frame, count
+
+    def idle(self) -> list[int]:
+        return [s for s in self.logs if not self.twin.in_flight(s)]
+
+    def counts(self, s: int) -> list[int]:
+        return array("h", self.twin.pagemap(s)[2]).tolist()
+
+    def admitted(self, s: int) -> bool:
+        return sum(self.counts(s)) >= len(self.logs[s])
+
+    def snapshot(self) -> list[object]:
+        tables: list[object] = [self.twin.block_table(), [bytes(r) for r in self.cores.rows[0]]]
+        tables += [self.twin.frame_table(d) for d in range(self.devices)]
+        return tables + [(self.twin.slot_row(s), self.twin.pagemap(s)) for s in self.logs]
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    @rule(device=st.integers(0, 1), domain=st.sampled_from([1, 1, 1, 2]))
+    def open_slot(self, device: int, domain: int) -> None:
+        s = self.cores.open_slot(device % self.devices, domain, ROOTS[domain])
+        assert (s < 0) == (len(self.logs) == LAYOUT.slots)
+        if s >= 0:
+            self.logs[s] = []
+            self.domains[s] = domain
+
+    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=2 * SIZE + 1))
+    def append(self, data: st.DataObject, tokens: list[int]) -> None:
+        s = self.choose(data, [s for s in self.idle() if len(self.logs[s]) < WINDOW - 1])
+        if s is None:
+            return
+        tokens = tokens[: WINDOW - 1 - len(self.logs[s])]
+        self.cores.stop_running(s)
+        assert self.cores.append(s, array("i", tokens).tobytes()) == len(self.logs[s]) + len(tokens)
+        self.logs[s] += tokens
+
+    @rule(data=st.data(), tokens=st.sampled_from([(0,) * 12, (0,) * 8 + (1,) * 3, (1, 0) * 6]))
+    def append_common(self, data: st.DataObject, tokens: tuple[int, ...]) -> None:
+        s = self.choose(data, [s for s in self.idle() if not self.logs[s]])
+        if s is not None:
+            self.cores.append(s, array("i", tokens).tobytes())
+            self.logs[s] += tokens
+
+    @rule(data=st.data(), cut=st.integers(1, 6))
+    def truncate(self, data: st.DataObject, cut: int) -> None:
+        s = self.choose(data, self.idle())
+        if s is not None:
+            length = max(0, len(self.logs[s]) - cut)
+            self.cores.truncate(s, length)
+            del self.logs[s][length:]
+            if not length:
+                self.cores.stop_running(s)
+
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        s = self.choose(data, self.idle())
+        if s is not None:
+            self.cores.drop(s)
+
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        s = self.choose(data, self.idle())
+        if s is not None:
+            self.cores.close_slot(s)
+            del self.logs[s], self.domains[s]
+
+    @rule(data=st.data(), n=st.integers(1, 3))
+    def fork(self, data: st.DataObject, n: int) -> None:
+        s = self.choose(data, list(self.logs))
+        if s is not None:
+            for c in self.cores.fork(s, n):
+                self.logs[c] = self.logs[s][:]
+                self.domains[c] = self.domains[s]
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), reserve=st.integers(0, 2), give_up=st.booleans())
+    def admit(self, data: st.DataObject, reserve: int, give_up: bool) -> None:
+        s = self.choose(data, self.idle())
+        if s is None:
+            return
+        device = self.twin.slot_device(s)
+        before = self.snapshot()
+        result: Admit = self.cores.admit(s, reserve)
+        if result.status == NOROOM:
+            assert self.snapshot() == before, "a refused admission changed something"
+            return
+        if result.status == EVICT and not give_up:
+            assert self.cores.evict(device, self.cores.oldest(device, result.shortage_frames)) == result.shortage_frames
+            result = self.cores.admit(s, reserve)
+            assert result.status == OK, f"admit after EVICT: {result}"
+        if result.status == OK:
+            assert self.admitted(s)
+            if result.new_frames:
+                assert self.twin.free_frames(device) + self.twin.reclaimable_frames(device) >= reserve
+
+    @rule(data=st.data(), device=st.integers(0, 1), want=st.integers(0, 4), wild=st.booleans())
+    def evict(self, data: st.DataObject, device: int, want: int, wild: bool) -> None:
+        device %= self.devices
+        blocks = self.cores.oldest(device, want)
+        if wild:
+            highest = sum(CAPACITY - d for d in range(self.devices)) - 1
+            blocks = data.draw(st.lists(st.integers(0, highest), max_size=4))
+        done = self.cores.evict(device, blocks)
+        assert wild or done == len(blocks), "the oldest blocks are always leaves"
+
+    # -- generations and passes ----------------------------------------------------------------------------------
+
+    @rule(data=st.data(), stop=st.sampled_from([b"", array("i", [1]).tobytes()]), most=st.integers(1, 9))
+    def generate(self, data: st.DataObject, stop: bytes, most: int) -> None:
+        s = self.choose(data, self.idle())
+        if s is not None:
+            template = SEQ.pack(*[0] * 7, most % 2 * 8, 0.5, 1.0, 0.0, 3, 2**63 + s, 1.25, 0.0, 0.0, 2, 0, 5, s, 0, 0)
+            self.cores.set_generation(s, template, stop, most, WINDOW, s, 1000 + s)
+
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        able = [s for s in self.idle() if self.logs[s] and self.twin.slot_row(s).computed >= len(self.logs[s]) - 1]
+        s = self.choose(data, [s for s in able if len(self.logs[s]) <= WINDOW and self.covers(s)])
+        if s is not None:
+            self.cores.start_running(s)
+
+    def covers(self, s: int) -> bool:
+        """Its row holds what is computed (it does unless an admission was given up half-way)."""
+        return sum(self.counts(s)) >= self.twin.slot_row(s).computed
+
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        s = self.choose(data, list(self.logs))
+        if s is not None:
+            self.cores.stop_running(s)
+            if data.draw(st.booleans()):
+                self.cores.discard(s)
+
+    @rule(data=st.data(), thief=st.booleans())
+    def advance(self, data: st.DataObject, thief: bool) -> None:
+        s = self.choose(data, [s for s in self.idle() if self.admitted(s)])
+        if s is None:
+            return
+        at = self.cores.advance(s)
+        if at.blocked_by >= 0 and thief and not self.twin.in_flight(at.blocked_by):
+            if not self.twin.is_running(at.blocked_by):
+                self.cores.steal(s)
+                assert self.cores.advance(s).ready > 0
+
+    @rule(data=st.data(), device=st.integers(0, 1), most=st.integers(1, 5), budget=st.integers(1, 9))
+    def plan(self, data: st.DataObject, device: int, most: int, budget: int) -> None:
+        device %= self.devices
+        if device in self.plans:
+            return
+        chunks = self.chunks(data, device, budget)
+        for _ in range(3):
+            plan = self.cores.plan(device, most, b"".join(chunks))
+            if plan.status == OK:
+                break
+            assert not plan.sequences and not plan.seqs
+            if plan.status == EVICT:
+                victims = self.cores.oldest(device, plan.shortage_frames)
+                assert self.cores.evict(device, victims) == plan.shortage_frames
+            else:
+                return
+        assert plan.status == OK, "plan after EVICT"
+        if plan.sequences:
+            self.plans[device] = plan
+            self.frozen[device] = {q.slot: self.entries_of(q) for q in unpack_seqs(plan.seqs)}
+            self.check_writes(device, plan)
+
+    def chunks(self, data: st.DataObject, device: int, budget: int) -> list[bytes]:
+        chunks = []
+        for s in self.idle():
+            n = len(self.logs[s])
+            if self.twin.slot_device(s) != device or self.twin.is_running(s) or not n or not self.admitted(s):
+                continue
+            if not data.draw(st.integers(0, 3)):
+                continue
+            at = self.cores.advance(s)
+            flags = SAMPLE if self.logs[s] and n < WINDOW and data.draw(st.booleans()) else 0
+            if at.computed == n:
+                chunks.append(PREFILL.pack(s, n - 1, 1, flags, -1, 0))
+            elif at.ready:
+                count = min(at.ready, budget)
+                left = n - at.computed - count
+                chunks.append(PREFILL.pack(s, at.computed, count, 0 if left else flags, -1, left))
+        return chunks
+
+    def entries_of(self, q: Any) -> bytes:
+        return b"".join(struct.pack("<ih", *self.row(q.slot, i)) for i in range(q.entries))
+
+    def check_writes(self, device: int, plan: Any) -> None:
+        """I5: what this pass writes, nobody else can see, and no pending copy still needs."""
+        state, _, wired, block, _, _ = self.twin.frame_table(device)
+        indexed = self.twin.block_table()[4]
+        users: dict[int, list[tuple[int, int, int]]] = {}
+        for s in self.logs:
+            if self.twin.slot_device(s) == device:
+                for i, f in enumerate(array("i", self.twin.pagemap(s)[0])):
+                    users.setdefault(f, []).append((s, i, self.counts(s)[i]))
+        for q in unpack_seqs(plan.seqs):
+            for p in range(max(q.start, q.write_from), q.start + q.ntokens):
+                f = self.row(q.slot, p // SIZE)[0]
+                assert state[f] == FILLING, f"pass writes full frame {f}"
+                assert not array("i", wired)[f], f"pass writes frame {f}, which a copy still needs"
+                for s, i, count in users[f]:
+                    if s == q.slot:
+                        continue
+                    assert indexed[array("i", block)[f]], f"pass writes frame {f}, private but shared"
+                    assert count == SIZE and self.twin.slot_row(s).computed <= i * SIZE
+
+    def compute(self, device: int, order: list[int] | None) -> list[int]:
+        """What the accelerator does; returns its samples.  order: of the sequences, they must not depend on each other."""
+        plan = self.plans[device]
+        contents = self.contents[device]
+        copies = array("i", plan.copies)
+        for src, dst in zip(copies[::2], copies[1::2], strict=True):
+            contents[dst] = contents[src][:]
+        seqs = unpack_seqs(plan.seqs)
+        tokens = array("i", plan.tokens)
+        samples: dict[int, int] = {}
+        for k in order or range(len(seqs)):
+            q = seqs[k]
+            assert self.entries_of(q) == self.frozen[device][q.slot], "entries of a slot in flight changed"
+            before = self.domains[q.slot]
+            if q.start:
+                f, count = self.row(q.slot, (q.start - 1) // SIZE)
+                assert count > (q.start - 1) % SIZE
+                before = contents[f][(q.start - 1) % SIZE]
+            for j in range(q.ntokens):
+                p = q.start + j
+                before = digest(before, tokens[q.token_offset + j])
+                f, count = self.row(q.slot, p // SIZE)
+                assert count > p % SIZE
+                if p >= q.write_from:
+                    contents[f][p % SIZE] = before
+                assert contents[f][p % SIZE] == self.chain(q.slot)[p] == before, f"slot {q.slot} reads wrong KV at {p}"
+            samples[k] = before >> 20 & 1
+        return [samples[k] for k, q in enumerate(seqs) if q.flags & SAMPLE]
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        device = data.draw(st.sampled_from(sorted(self.plans)))
+        plan = self.plans[device]
+        samples = self.compute(device, data.draw(st.permutations(range(plan.sequences))))
+        del self.plans[device], self.frozen[device]
+        lps = array("f", [-0.5 * (i + 1) for i in range(len(samples))]).tobytes()
+        before = {s: self.twin.slot_row(s).tokens for s in self.logs}
+        result = self.cores.commit(device, array("i", samples).tobytes(), lps)
+        sampled = [q.slot for q in unpack_seqs(plan.seqs) if q.flags & SAMPLE]
+        grown = [s for s in self.logs if self.twin.slot_row(s).tokens > before[s]]
+        kept = array("i", result.kept).tolist()
+        assert sorted(sampled[k] for k in kept) == sorted(grown)
+        for k in kept:
+            self.logs[sampled[k]].append(samples[k])
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data(), reach=st.integers(0, 3))
+    def fail_pass(self, data: st.DataObject, reach: int) -> None:
+        """The pass fails after everything, something or nothing of it was done; what it was writing is garbage."""
+        device = data.draw(st.sampled_from(sorted(self.plans)))
+        plan = self.plans.pop(device)
+        contents = self.contents[device]
+        if reach:
+            for dst in array("i", plan.copies)[1::2]:
+                contents[dst] = [GARBAGE] * SIZE
+            for q in unpack_seqs(plan.seqs):
+                for p in range(max(q.start, q.write_from), q.start + q.ntokens):
+                    if reach > 1 or data.draw(st.booleans()):
+                        contents[self.row(q.slot, p // SIZE)[0]][p % SIZE] = GARBAGE
+        del self.frozen[device]
+        assert self.cores.rollback(device) == [q.slot for q in unpack_seqs(plan.seqs)]
+
+    @rule(device=st.integers(0, 9))
+    def lose(self, device: int) -> None:
+        if device < self.devices:
+            self.plans.pop(device, None)
+            self.frozen.pop(device, None)
+            self.contents[device] = [[GARBAGE] * SIZE for _ in self.contents[device]]
+            self.cores.lose(device)
+            assert self.twin.free_frames(device) == CAPACITY - device
+
+    # -- what must always hold -----------------------------------------------------------------------------------
+
+    @invariant()
+    def same_tables(self) -> None:
+        for name in TABLES:
+            getattr(self.cores, name)()
+        for name in DEVICE_TABLES:
+            for d in range(self.devices):
+                getattr(self.cores, name)(d)
+            if name == "free_frames":
+                for d in range(self.devices):
+                    self.cores.oldest(d, CAPACITY)
+        for s in self.logs:
+            for name in SLOT_TABLES:
+                getattr(self.cores, name)(s)
+            assert self.cores.read_log(s, 0, WINDOW) == array("i", self.logs[s]).tobytes()
+            for i in range(len(self.logs[s]) // SIZE):
+                self.cores.key_of(s, i)
+        for b in range(sum(CAPACITY - d for d in range(self.devices))):
+            self.cores.block_tokens_of(b)
+        assert self.cores.rows[0] == self.cores.rows[1], "page-table rows differ"
+
+    @invariant()
+    def sound(self) -> None:
+        problems = fsck_core(self.twin, [CAPACITY - d for d in range(self.devices)], SIZE)
+        assert not problems, problems
+
+    @invariant()
+    def contents_right(self) -> None:
+        """Every token that counts as computed has its KV where the slot will read it; so has every block in the cache."""
+        for s in self.logs:
+            chain = self.chain(s)
+            computed = self.twin.slot_row(s).computed
+            pending = self.twin.pending_copy(s)
+            contents = self.contents[self.twin.slot_device(s)]
+            frames = array("i", self.twin.pagemap(s)[0])
+            for p in range(computed):
+                f = pending if pending >= 0 and p // SIZE == computed // SIZE else frames[p // SIZE]
+                assert contents[f][p % SIZE] == chain[p], f"slot {s} has lost the KV of token {p} (frame {f})"
+        parent, domain, _, _, indexed, _, copies = self.twin.block_table()
+        parents, domains, frames_of = array("i", parent), array("i", domain), array("i", copies)
+
+        def expected(b: int) -> list[int]:
+            at = expected(parents[b])[-1] if parents[b] >= 0 else domains[b]
+            return [at := digest(at, t) for t in array("i", self.twin.block_tokens_of(b))]
+
+        for d in range(self.devices):
+            state = self.twin.frame_table(d)[0]
+            for b in range(len(parents)):
+                f = frames_of[b * self.devices + d]
+                if f >= 0 and indexed[b] and state[f] == VALID:
+                    assert self.contents[d][f] == expected(b), f"block {b} in frame {f} of device {d} is not what it says"
+
+    def teardown(self) -> None:
+        """I10: every frame comes back."""
+        for d in list(self.plans):
+            self.cores.rollback(d)
+        for s in list(self.logs):
+            self.cores.close_slot(s)
+        for d in range(self.devices):
+            self.cores.evict(d, self.cores.oldest(d, CAPACITY))
+            assert self.cores.free_frames(d) == CAPACITY - d
+            assert self.cores.wired_frames(d) == 0
+
+    @staticmethod
+    def choose(data: st.DataObject, among: list[int]) -> int | None:
+        return data.draw(st.sampled_from(among)) if among else None
+
+
+EXAMPLES: Final = int(os.environ.get("ATTNIX_EXAMPLES", "60"))
+
+
+@pytest.mark.parametrize("hash_bits", [128, 2, 0])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_core_and_twin_agree(devices: int, hash_bits: int) -> None:
+    class Machine(CoreMachine):
+        pass
+
+    Machine.devices = devices
+    Machine.hash_bits = hash_bits
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Machine,
+        settings=settings(
+            max_examples=EXAMPLES, stateful_step_count=60, deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip
+
+
+def test_template_size() -> None:
+    assert SEQ.size == SEQ_BYTES == 96
