@@ -101,9 +101,7 @@ class _Wire(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.fail(
-            ConnectionLost(f"the connection broke: {exc}" if exc else "the daemon closed the connection")
-        )
+        self.fail(ConnectionLost(f"the connection broke: {exc}" if exc else "the daemon closed the connection"))
 
     def fail(self, error: ConnectionLost) -> None:
         if self.lost is None:
@@ -244,9 +242,7 @@ class AsyncContext:
         if self.client._wire.lost is None:
             await self.release()
 
-    async def append(
-        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = ()
-    ) -> c.AppendResult:
+    async def append(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = ()) -> c.AppendResult:
         """Add plain text, token ids or chat messages."""
         return await self.client.append(self.handle, as_bytes(tokens), text, as_messages(messages))
 

@@ -76,9 +76,7 @@ def as_bytes(tokens: Tokens) -> bytes:
 
 def as_messages(messages: Messages) -> tuple[c.Message, ...]:
     """Chat messages from records, pairs or {"role", "content"} maps."""
-    return tuple(
-        [c.Message(m["role"], m["content"]) if isinstance(m, Mapping) else c.Message(*m) for m in messages]
-    )
+    return tuple([c.Message(m["role"], m["content"]) if isinstance(m, Mapping) else c.Message(*m) for m in messages])
 
 
 class Pending(Generic[R]):
@@ -138,9 +136,7 @@ class _Bound(SyncCalls):
 class Client(SyncPlainCalls):
     """A connection.  Closing it releases every context that it made."""
 
-    def __init__(
-        self, path: str | None = None, *, name: str = "python", timeout: float | None = None
-    ) -> None:
+    def __init__(self, path: str | None = None, *, name: str = "python", timeout: float | None = None) -> None:
         self.path: Final = path or default_socket_path()
         self._session = Session()
         self._pending: dict[int, Pending[Any]] = {}

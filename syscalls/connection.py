@@ -98,9 +98,7 @@ class Connection(asyncio.Protocol):
         credentials = self._credentials(self._fd)
         refusal = self._may_connect(credentials)
         if refusal:
-            self._transport.write(
-                wire.reply(0, E.EACCES, {"message": refusal, "uid": credentials.uid, "closing": 1})
-            )
+            self._transport.write(wire.reply(0, E.EACCES, {"message": refusal, "uid": credentials.uid, "closing": 1}))
             self._transport.close()
             return
         self._transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES, low=MAX_UNREAD_BYTES // 4)
@@ -124,9 +122,7 @@ class Connection(asyncio.Protocol):
             self._gone()
             return False
         self._watch.add(self._fd, self._gone)
-        self._dispatcher.end_of_requests(
-            self._client, self._splitter.unfinished_bytes, self._splitter.missing_bytes
-        )
+        self._dispatcher.end_of_requests(self._client, self._splitter.unfinished_bytes, self._splitter.missing_bytes)
         return True
 
     def pause_writing(self) -> None:

@@ -62,12 +62,7 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._status = 0
         self.dispatcher: Final = Dispatcher(
-            kernel,
-            port,
-            text,
-            on_timer=_on_timer,
-            on_halt=lambda: self.stop("shutdown"),
-            on_panic=self._panic,
+            kernel, port, text, on_timer=_on_timer, on_halt=lambda: self.stop("shutdown"), on_panic=self._panic
         )
 
     def feed(self, event: Event) -> None:
@@ -93,9 +88,7 @@ class Daemon:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop, f"signal {signum.name}")
         server = await loop.create_unix_server(
-            lambda: Connection(
-                self.dispatcher, watch, self._peer_credentials, self._may_connect, self._connections
-            ),
+            lambda: Connection(self.dispatcher, watch, self._peer_credentials, self._may_connect, self._connections),
             sock=self._listener.socket,
         )
         gc.collect()

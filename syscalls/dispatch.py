@@ -77,18 +77,7 @@ class Client:
     waiting      a text job must end before the next request is taken: requests of a connection stay in order
     """
 
-    __slots__ = (
-        "conn",
-        "ended",
-        "faulted",
-        "inbox",
-        "outbox",
-        "outstanding",
-        "peer",
-        "streams",
-        "unread",
-        "waiting",
-    )
+    __slots__ = ("conn", "ended", "faulted", "inbox", "outbox", "outstanding", "peer", "streams", "unread", "waiting")
 
     def __init__(self, conn: int, peer: Peer) -> None:
         self.conn: Final = conn
@@ -361,10 +350,7 @@ class Dispatcher:
                 raise Errno(E.ENOSYS, f"append: {_NO_TOKENIZER}")
             if bool(args.tokens) + bool(args.text) + bool(args.messages) != 1:
                 raise Errno(
-                    E.EINVAL,
-                    "append: give exactly one of tokens, text and messages",
-                    call="append",
-                    field="text",
+                    E.EINVAL, "append: give exactly one of tokens, text and messages", call="append", field="text"
                 )
             length, tail = self._kernel.tail(client.conn, args.ctx, TAIL_TOKENS)
         except Errno as error:
@@ -402,9 +388,7 @@ class Dispatcher:
             return
         route = client.outstanding.pop(effect.request, None)
         if route is None:
-            self._events.append(
-                Bug("error", f"a second reply to request {effect.request} of connection {effect.conn}")
-            )
+            self._events.append(Bug("error", f"a second reply to request {effect.request} of connection {effect.conn}"))
             return
         self._answer(client, route, effect)
 

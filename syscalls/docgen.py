@@ -25,6 +25,8 @@ STUBS: Final = ROOT / "syscalls" / "stubs.py"
 # The pleasant client returns objects from these two, so they are kept apart from the calls that it simply inherits.
 OBJECT_CALLS: Final = ("alloc_context", "spawn")
 
+_WIDTH: Final = 120  # the formatter's line length
+
 _ERRNO_MEANING: Final[dict[str, str]] = {
     "ENOENT": "there is no such process, context, name or child",
     "EIO": "a device or worker failed and no retry helped",
@@ -52,10 +54,7 @@ def _fields(record: type[abi.Record]) -> list[tuple[str, str, str]]:
     """(name, type, default or "") of each field."""
     defaults: dict[str, Any] = getattr(record, "_field_defaults", {})
     annotations: dict[str, str] = {name: _spelled(kind) for name, kind in record.__annotations__.items()}
-    return [
-        (name, kind, _literal(defaults[name]) if name in defaults else "")
-        for name, kind in annotations.items()
-    ]
+    return [(name, kind, _literal(defaults[name]) if name in defaults else "") for name, kind in annotations.items()]
 
 
 def _literal(value: object) -> str:
@@ -96,9 +95,7 @@ def _table(record: type[abi.Record]) -> list[str]:
     lines = ["| field | type | default | |", "|---|---|---|---|"]
     for name, kind, default in _fields(record):
         kind, default = f"`{kind}`".replace("|", "\\|"), f"`{default}`" if default else ""
-        lines.append(
-            f"| `{name}` | {kind} | {default} | {comments.get(name, '').replace('|', chr(92) + '|')} |"
-        )
+        lines.append(f"| `{name}` | {kind} | {default} | {comments.get(name, '').replace('|', chr(92) + '|')} |")
     return lines
 
 
@@ -183,10 +180,7 @@ def _call_section(call: abi.Call) -> list[str]:
     if _fields(call.result):
         out += [f"Result (`{call.result.__name__}`):", "", *_table(call.result), ""]
     errnos = sorted(e.name for e in call.errnos - abi.COMMON_ERRNOS)
-    out += [
-        f"Errnos: {', '.join(errnos) if errnos else 'only the common ones'}. Since version {call.since}.",
-        "",
-    ]
+    out += [f"Errnos: {', '.join(errnos) if errnos else 'only the common ones'}. Since version {call.since}.", ""]
     return out
 
 
@@ -238,32 +232,34 @@ def render_stubs() -> str:
 
 def _method(call: abi.Call, define: str, wait: str) -> list[str]:
     fields = _fields(call.args)
-    parameters = ["self"] + [
-        f"{name}: {kind}" + (f" = {default}" if default else "") for name, kind, default in fields
-    ]
+    parameters = ["self"] + [f"{name}: {kind}" + (f" = {default}" if default else "") for name, kind, default in fields]
     returns = "None" if call.result is calls.Empty else call.result.__name__
-    signature = f"    {define} {call.name}({', '.join(parameters)}) -> {returns}:"
-    if len(signature) > 110:
-        inner = "".join(f"        {parameter},\n" for parameter in parameters)
-        signature = f"    {define} {call.name}(\n{inner}    ) -> {returns}:"
-    doc = textwrap.wrap(call.manual.replace("\\", "\\\\"), 100)
+    signature = _wrapped(f"    {define} {call.name}(", parameters, f") -> {returns}:")
+    doc = textwrap.wrap(call.manual.replace("\\", "\\\\"), 108)
     made = f"{call.args.__name__}({', '.join(name for name, _, _ in fields)})"
-    body = f'{wait}self._invoke("{call.name}", {made}, {call.result.__name__})'
-    if returns != "None":
-        body = f"return {body}"
-    if len(body) > 102:
-        inner = "".join(f"            {name},\n" for name, _, _ in fields)
-        made = f"{call.args.__name__}(\n{inner}        )"
-        prefix = "return " if returns != "None" else ""
-        body = (
-            f'args = {made}\n        {prefix}{wait}self._invoke("{call.name}", args, {call.result.__name__})'
-        )
+    start = f"{wait}self._invoke(" if returns == "None" else f"return {wait}self._invoke("
+    body = f'        {start}"{call.name}", {made}, {call.result.__name__})'
+    if len(body) > _WIDTH:
+        made = _wrapped(f"        args = {call.args.__name__}(", [name for name, _, _ in fields], ")")
+        body = f'{made}\n        {start}"{call.name}", args, {call.result.__name__})'
     lines = [signature]
     if len(doc) == 1:
         lines += [f'        """{doc[0]}"""']
     else:
         lines += [f'        """{doc[0]}', *[f"        {line}" for line in doc[1:]], '        """']
-    return [*lines, f"        {body}", ""]
+    return [*lines, body, ""]
+
+
+def _wrapped(head: str, items: list[str], tail: str) -> str:
+    """`head item, item tail` as the formatter would lay it out: on one line, with the items on a line, or one a line."""
+    one = f"{head}{', '.join(items)}{tail}"
+    if len(one) <= _WIDTH:
+        return one
+    indent = " " * (len(head) - len(head.lstrip()))
+    inner = f"{indent}    {', '.join(items)}"
+    if len(inner) > _WIDTH:
+        inner = "\n".join(f"{indent}    {item}," for item in items)
+    return f"{head}\n{inner}\n{indent}{tail}"
 
 
 def main(arguments: list[str]) -> int:

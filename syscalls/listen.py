@@ -108,9 +108,7 @@ def _take_lock(path: str) -> int:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
         os.close(lock)
         whose = f" (process {holder})" if holder else ""
-        raise CannotListen(
-            f"another attnix{whose} already serves {path}; stop it with `attnix shutdown`"
-        ) from None
+        raise CannotListen(f"another attnix{whose} already serves {path}; stop it with `attnix shutdown`") from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
@@ -123,9 +121,7 @@ def _clear_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise CannotListen(
-            f"{path} exists and is not a socket; it was left alone: remove it or choose another path"
-        )
+        raise CannotListen(f"{path} exists and is not a socket; it was left alone: remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
@@ -139,9 +135,7 @@ def _clear_stale(path: str) -> None:
 
 def _bind(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-    before = os.umask(
-        0o177
-    )  # the kernel applies it as it creates the file: there is no moment with wider rights
+    before = os.umask(0o177)  # the kernel applies it as it creates the file: there is no moment with wider rights
     try:
         listener.bind(path)
         listener.listen(BACKLOG)

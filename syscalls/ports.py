@@ -64,9 +64,7 @@ class TextPort(Protocol):
         """Plain text that is appended to a context of that length."""
         ...
 
-    def encode_messages(
-        self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone
-    ) -> None:
+    def encode_messages(self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone) -> None:
         """Chat messages that continue a context of that length which ends with the tokens `tail`."""
         ...
 

@@ -75,9 +75,7 @@ class Session:
             complaint = syscall_error(code, payload if isinstance(payload, dict) else {})
             raise ConnectionLost(str(complaint), complaint.detail) from complaint
         record = NOTIFICATIONS.get(code)
-        return (
-            None if record is None else Note(code, build(record, payload))
-        )  # unknown kinds come from newer servers
+        return None if record is None else Note(code, build(record, payload))  # unknown kinds come from newer servers
 
 
 def outcome(name: str, reply: Reply) -> Record:

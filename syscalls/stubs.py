@@ -62,36 +62,35 @@ class SyncPlainCalls(ABC):
     def _invoke(self, name: str, args: Record, result: type[R]) -> R: ...
 
     def hello(self, client: str, version: int) -> HelloResult:
-        """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket
-        proved. It gives the connection its own process, named `client`; calls that need one are EINVAL
-        before it, calls that only look work without it. Once per connection (EEXIST). A version that this
-        server does not speak is EINVAL.
+        """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket proved.
+        It gives the connection its own process, named `client`; calls that need one are EINVAL before it, calls
+        that only look work without it. Once per connection (EEXIST). A version that this server does not speak is
+        EINVAL.
         """
         return self._invoke("hello", HelloArgs(client, version), HelloResult)
 
     def exit(self, pid: int = 0, code: int = 0) -> None:
-        """End a process of this connection with an exit code. Its contexts are released, its generations end
-        with reason `killed`, and it stays a zombie until its parent waits for it.
+        """End a process of this connection with an exit code. Its contexts are released, its generations end with
+        reason `killed`, and it stays a zombie until its parent waits for it.
         """
         self._invoke("exit", ExitArgs(pid, code), Empty)
 
     def kill(self, pid: int, signal: int = 15) -> None:
-        """Send a signal: SIGSTOP (19) takes a process off the device until SIGCONT (18); SIGTERM (15) and
-        SIGKILL (9) end it, release its contexts and end its generations with reason `killed`. Only
-        processes of the caller's uid.
+        """Send a signal: SIGSTOP (19) takes a process off the device until SIGCONT (18); SIGTERM (15) and SIGKILL (9)
+        end it, release its contexts and end its generations with reason `killed`. Only processes of the caller's
+        uid.
         """
         self._invoke("kill", KillArgs(pid, signal), Empty)
 
     def wait(self, pid: int = 0, timeout_ms: int = -1) -> WaitResult:
-        """Wait until a child process has ended, take its exit code and usage, and let its pid go. `timeout_ms`
-        of 0 only looks and is EAGAIN when none has ended; no child at all is ENOENT.
+        """Wait until a child process has ended, take its exit code and usage, and let its pid go. `timeout_ms` of 0
+        only looks and is EAGAIN when none has ended; no child at all is ENOENT.
         """
         return self._invoke("wait", WaitArgs(pid, timeout_ms), WaitResult)
 
     def ps(self, pid: int = 0) -> PsResult:
-        """List processes with their contexts, or one process. Shows what the caller's uid may see. Memory is
-        counted twice: `kv_bytes` is all live KV, `proportional_bytes` divides each shared frame by its
-        sharers.
+        """List processes with their contexts, or one process. Shows what the caller's uid may see. Memory is counted
+        twice: `kv_bytes` is all live KV, `proportional_bytes` divides each shared frame by its sharers.
         """
         return self._invoke("ps", PsArgs(pid), PsResult)
 
@@ -104,48 +103,38 @@ class SyncPlainCalls(ABC):
         self._invoke("setpriority", SetpriorityArgs(pid, nice), Empty)
 
     def fork(self, ctx: int, n: int = 1) -> ForkResult:
-        """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is
-        copied when somebody writes to it, so a fork costs page-table entries, not KV.
+        """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is copied when
+        somebody writes to it, so a fork costs page-table entries, not KV.
         """
         return self._invoke("fork", ForkArgs(ctx, n), ForkResult)
 
-    def append(
-        self,
-        ctx: int,
-        tokens: bytes = b"",
-        text: str = "",
-        messages: tuple[Message, ...] = (),
-    ) -> AppendResult:
-        """Add tokens to a context's log and start computing them; the answer does not wait for the
-        computation. Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a
-        special token) and `messages` (the model's chat template, continuing the messages appended and
-        generated so far). Past the window is E2BIG with both numbers. Without a tokenizer, `text` and
-        `messages` are ENOSYS; EIO says the text worker could not do it.
+    def append(self, ctx: int, tokens: bytes = b"", text: str = "", messages: tuple[Message, ...] = ()) -> AppendResult:
+        """Add tokens to a context's log and start computing them; the answer does not wait for the computation.
+        Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token) and
+        `messages` (the model's chat template, continuing the messages appended and generated so far). Past the
+        window is E2BIG with both numbers. Without a tokenizer, `text` and `messages` are ENOSYS; EIO says the text
+        worker could not do it.
         """
         return self._invoke("append", AppendArgs(ctx, tokens, text, messages), AppendResult)
 
     def truncate(self, ctx: int, length: int) -> TruncateResult:
-        """Cut the log to its first `length` tokens. Whole blocks past the cut are let go, and a block that
-        others share is not touched.
+        """Cut the log to its first `length` tokens. Whole blocks past the cut are let go, and a block that others
+        share is not touched.
         """
         return self._invoke("truncate", TruncateArgs(ctx, length), TruncateResult)
 
     def release(self, ctx: int) -> None:
-        """Give a context back. Its full blocks stay as cache until their frames are needed, what still runs on
-        it is cancelled, and the handle is stale from now on.
+        """Give a context back. Its full blocks stay as cache until their frames are needed, what still runs on it is
+        cancelled, and the handle is stale from now on.
         """
         self._invoke("release", CtxArgs(ctx), Empty)
 
     def stat(self, ctx: int = 0, cid: int = 0) -> ContextRow:
-        """One context's state, size, sharing and usage, named by handle or, from any connection of its uid, by
-        cid.
-        """
+        """One context's state, size, sharing and usage, named by handle or, from any connection of its uid, by cid."""
         return self._invoke("stat", LookArgs(ctx, cid), ContextRow)
 
     def pagemap(self, ctx: int = 0, cid: int = 0) -> PagemapResult:
-        """One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags,
-        hits.
-        """
+        """One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags, hits."""
         return self._invoke("pagemap", LookArgs(ctx, cid), PagemapResult)
 
     def generate(
@@ -166,11 +155,11 @@ class SyncPlainCalls(ABC):
         ignore_eos: bool = False,
         stream: bool = True,
     ) -> GenerateResult:
-        """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens`
-        carry token ids and text that is always valid UTF-8 and never shows any part of a stop string; the
-        reply carries the whole again. Ends with a reason: `stop`, `length` (also at the window),
-        `cancelled` or `killed`. Once the first token is out it never ends in an errno. A context that
-        generates refuses other writers with EBUSY. Stop strings need a tokenizer (ENOSYS without one).
+        """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens` carry token
+        ids and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the
+        whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`. Once the
+        first token is out it never ends in an errno. A context that generates refuses other writers with EBUSY.
+        Stop strings need a tokenizer (ENOSYS without one).
         """
         args = GenerateArgs(
             ctx,
@@ -192,8 +181,8 @@ class SyncPlainCalls(ABC):
         return self._invoke("generate", args, GenerateResult)
 
     def forward(self, ctx: int, top_k: int = 20) -> ForwardResult:
-        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam
-        search, constrained decoding and speculation are programs over this.
+        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam search,
+        constrained decoding and speculation are programs over this.
         """
         return self._invoke("forward", ForwardArgs(ctx, top_k), ForwardResult)
 
@@ -202,15 +191,14 @@ class SyncPlainCalls(ABC):
         return self._invoke("score", ScoreArgs(ctx, tokens), ScoreResult)
 
     def cancel(self, request: int) -> None:
-        """End a request outstanding on this connection. A generation ends with reason `cancelled` and keeps
-        its tokens; forward, score and wait end with ECANCELED. The request's own reply comes once in any
-        case.
+        """End a request outstanding on this connection. A generation ends with reason `cancelled` and keeps its
+        tokens; forward, score and wait end with ECANCELED. The request's own reply comes once in any case.
         """
         self._invoke("cancel", CancelArgs(request), Empty)
 
     def uname(self) -> UnameResult:
-        """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer
-        file is for clients that tokenize themselves.
+        """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is
+        for clients that tokenize themselves.
         """
         return self._invoke("uname", Empty(), UnameResult)
 
@@ -223,8 +211,8 @@ class SyncPlainCalls(ABC):
         return self._invoke("vmstat", Empty(), VmstatResult)
 
     def sysctl(self, name: str = "", value: str | int | float | None = None) -> SysctlResult:
-        """Read a tunable by name, list those under a prefix that ends in a dot (or all, with the empty name),
-        or set one.
+        """Read a tunable by name, list those under a prefix that ends in a dot (or all, with the empty name), or set
+        one.
         """
         return self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
 
@@ -237,8 +225,8 @@ class SyncPlainCalls(ABC):
         return self._invoke("fsck", Empty(), FsckResult)
 
     def shutdown(self) -> None:
-        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED),
-        drivers stop.
+        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED), drivers
+        stop.
         """
         self._invoke("shutdown", Empty(), Empty)
 
@@ -247,14 +235,14 @@ class SyncCalls(SyncPlainCalls):
     """Every system call, blocking, on bare handles."""
 
     def spawn(self, name: str = "", nice: int = 0, fork_of: int = 0) -> SpawnResult:
-        """Make a child process of the connection's own. With `fork_of` it starts with a fork of that context,
-        and the result names the child's context by handle and by cid.
+        """Make a child process of the connection's own. With `fork_of` it starts with a fork of that context, and the
+        result names the child's context by handle and by cid.
         """
         return self._invoke("spawn", SpawnArgs(name, nice, fork_of), SpawnResult)
 
     def alloc_context(self, pid: int = 0, device: str = "") -> AllocContextResult:
-        """Make an empty context in a process. The handle is valid on this connection only; the cid names it in
-        `ps` and to calls that only look. It takes no frames until something is appended.
+        """Make an empty context in a process. The handle is valid on this connection only; the cid names it in `ps`
+        and to calls that only look. It takes no frames until something is appended.
         """
         return self._invoke("alloc_context", AllocContextArgs(pid, device), AllocContextResult)
 
@@ -266,36 +254,35 @@ class AsyncPlainCalls(ABC):
     async def _invoke(self, name: str, args: Record, result: type[R]) -> R: ...
 
     async def hello(self, client: str, version: int) -> HelloResult:
-        """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket
-        proved. It gives the connection its own process, named `client`; calls that need one are EINVAL
-        before it, calls that only look work without it. Once per connection (EEXIST). A version that this
-        server does not speak is EINVAL.
+        """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket proved.
+        It gives the connection its own process, named `client`; calls that need one are EINVAL before it, calls
+        that only look work without it. Once per connection (EEXIST). A version that this server does not speak is
+        EINVAL.
         """
         return await self._invoke("hello", HelloArgs(client, version), HelloResult)
 
     async def exit(self, pid: int = 0, code: int = 0) -> None:
-        """End a process of this connection with an exit code. Its contexts are released, its generations end
-        with reason `killed`, and it stays a zombie until its parent waits for it.
+        """End a process of this connection with an exit code. Its contexts are released, its generations end with
+        reason `killed`, and it stays a zombie until its parent waits for it.
         """
         await self._invoke("exit", ExitArgs(pid, code), Empty)
 
     async def kill(self, pid: int, signal: int = 15) -> None:
-        """Send a signal: SIGSTOP (19) takes a process off the device until SIGCONT (18); SIGTERM (15) and
-        SIGKILL (9) end it, release its contexts and end its generations with reason `killed`. Only
-        processes of the caller's uid.
+        """Send a signal: SIGSTOP (19) takes a process off the device until SIGCONT (18); SIGTERM (15) and SIGKILL (9)
+        end it, release its contexts and end its generations with reason `killed`. Only processes of the caller's
+        uid.
         """
         await self._invoke("kill", KillArgs(pid, signal), Empty)
 
     async def wait(self, pid: int = 0, timeout_ms: int = -1) -> WaitResult:
-        """Wait until a child process has ended, take its exit code and usage, and let its pid go. `timeout_ms`
-        of 0 only looks and is EAGAIN when none has ended; no child at all is ENOENT.
+        """Wait until a child process has ended, take its exit code and usage, and let its pid go. `timeout_ms` of 0
+        only looks and is EAGAIN when none has ended; no child at all is ENOENT.
         """
         return await self._invoke("wait", WaitArgs(pid, timeout_ms), WaitResult)
 
     async def ps(self, pid: int = 0) -> PsResult:
-        """List processes with their contexts, or one process. Shows what the caller's uid may see. Memory is
-        counted twice: `kv_bytes` is all live KV, `proportional_bytes` divides each shared frame by its
-        sharers.
+        """List processes with their contexts, or one process. Shows what the caller's uid may see. Memory is counted
+        twice: `kv_bytes` is all live KV, `proportional_bytes` divides each shared frame by its sharers.
         """
         return await self._invoke("ps", PsArgs(pid), PsResult)
 
@@ -308,48 +295,40 @@ class AsyncPlainCalls(ABC):
         await self._invoke("setpriority", SetpriorityArgs(pid, nice), Empty)
 
     async def fork(self, ctx: int, n: int = 1) -> ForkResult:
-        """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is
-        copied when somebody writes to it, so a fork costs page-table entries, not KV.
+        """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is copied when
+        somebody writes to it, so a fork costs page-table entries, not KV.
         """
         return await self._invoke("fork", ForkArgs(ctx, n), ForkResult)
 
     async def append(
-        self,
-        ctx: int,
-        tokens: bytes = b"",
-        text: str = "",
-        messages: tuple[Message, ...] = (),
+        self, ctx: int, tokens: bytes = b"", text: str = "", messages: tuple[Message, ...] = ()
     ) -> AppendResult:
-        """Add tokens to a context's log and start computing them; the answer does not wait for the
-        computation. Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a
-        special token) and `messages` (the model's chat template, continuing the messages appended and
-        generated so far). Past the window is E2BIG with both numbers. Without a tokenizer, `text` and
-        `messages` are ENOSYS; EIO says the text worker could not do it.
+        """Add tokens to a context's log and start computing them; the answer does not wait for the computation.
+        Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token) and
+        `messages` (the model's chat template, continuing the messages appended and generated so far). Past the
+        window is E2BIG with both numbers. Without a tokenizer, `text` and `messages` are ENOSYS; EIO says the text
+        worker could not do it.
         """
         return await self._invoke("append", AppendArgs(ctx, tokens, text, messages), AppendResult)
 
     async def truncate(self, ctx: int, length: int) -> TruncateResult:
-        """Cut the log to its first `length` tokens. Whole blocks past the cut are let go, and a block that
-        others share is not touched.
+        """Cut the log to its first `length` tokens. Whole blocks past the cut are let go, and a block that others
+        share is not touched.
         """
         return await self._invoke("truncate", TruncateArgs(ctx, length), TruncateResult)
 
     async def release(self, ctx: int) -> None:
-        """Give a context back. Its full blocks stay as cache until their frames are needed, what still runs on
-        it is cancelled, and the handle is stale from now on.
+        """Give a context back. Its full blocks stay as cache until their frames are needed, what still runs on it is
+        cancelled, and the handle is stale from now on.
         """
         await self._invoke("release", CtxArgs(ctx), Empty)
 
     async def stat(self, ctx: int = 0, cid: int = 0) -> ContextRow:
-        """One context's state, size, sharing and usage, named by handle or, from any connection of its uid, by
-        cid.
-        """
+        """One context's state, size, sharing and usage, named by handle or, from any connection of its uid, by cid."""
         return await self._invoke("stat", LookArgs(ctx, cid), ContextRow)
 
     async def pagemap(self, ctx: int = 0, cid: int = 0) -> PagemapResult:
-        """One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags,
-        hits.
-        """
+        """One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags, hits."""
         return await self._invoke("pagemap", LookArgs(ctx, cid), PagemapResult)
 
     async def generate(
@@ -370,11 +349,11 @@ class AsyncPlainCalls(ABC):
         ignore_eos: bool = False,
         stream: bool = True,
     ) -> GenerateResult:
-        """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens`
-        carry token ids and text that is always valid UTF-8 and never shows any part of a stop string; the
-        reply carries the whole again. Ends with a reason: `stop`, `length` (also at the window),
-        `cancelled` or `killed`. Once the first token is out it never ends in an errno. A context that
-        generates refuses other writers with EBUSY. Stop strings need a tokenizer (ENOSYS without one).
+        """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens` carry token
+        ids and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the
+        whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`. Once the
+        first token is out it never ends in an errno. A context that generates refuses other writers with EBUSY.
+        Stop strings need a tokenizer (ENOSYS without one).
         """
         args = GenerateArgs(
             ctx,
@@ -396,8 +375,8 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("generate", args, GenerateResult)
 
     async def forward(self, ctx: int, top_k: int = 20) -> ForwardResult:
-        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam
-        search, constrained decoding and speculation are programs over this.
+        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam search,
+        constrained decoding and speculation are programs over this.
         """
         return await self._invoke("forward", ForwardArgs(ctx, top_k), ForwardResult)
 
@@ -406,15 +385,14 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("score", ScoreArgs(ctx, tokens), ScoreResult)
 
     async def cancel(self, request: int) -> None:
-        """End a request outstanding on this connection. A generation ends with reason `cancelled` and keeps
-        its tokens; forward, score and wait end with ECANCELED. The request's own reply comes once in any
-        case.
+        """End a request outstanding on this connection. A generation ends with reason `cancelled` and keeps its
+        tokens; forward, score and wait end with ECANCELED. The request's own reply comes once in any case.
         """
         await self._invoke("cancel", CancelArgs(request), Empty)
 
     async def uname(self) -> UnameResult:
-        """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer
-        file is for clients that tokenize themselves.
+        """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is
+        for clients that tokenize themselves.
         """
         return await self._invoke("uname", Empty(), UnameResult)
 
@@ -427,8 +405,8 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("vmstat", Empty(), VmstatResult)
 
     async def sysctl(self, name: str = "", value: str | int | float | None = None) -> SysctlResult:
-        """Read a tunable by name, list those under a prefix that ends in a dot (or all, with the empty name),
-        or set one.
+        """Read a tunable by name, list those under a prefix that ends in a dot (or all, with the empty name), or set
+        one.
         """
         return await self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
 
@@ -441,8 +419,8 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("fsck", Empty(), FsckResult)
 
     async def shutdown(self) -> None:
-        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED),
-        drivers stop.
+        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED), drivers
+        stop.
         """
         await self._invoke("shutdown", Empty(), Empty)
 
@@ -451,13 +429,13 @@ class AsyncCalls(AsyncPlainCalls):
     """Every system call, asynchronous, on bare handles."""
 
     async def spawn(self, name: str = "", nice: int = 0, fork_of: int = 0) -> SpawnResult:
-        """Make a child process of the connection's own. With `fork_of` it starts with a fork of that context,
-        and the result names the child's context by handle and by cid.
+        """Make a child process of the connection's own. With `fork_of` it starts with a fork of that context, and the
+        result names the child's context by handle and by cid.
         """
         return await self._invoke("spawn", SpawnArgs(name, nice, fork_of), SpawnResult)
 
     async def alloc_context(self, pid: int = 0, device: str = "") -> AllocContextResult:
-        """Make an empty context in a process. The handle is valid on this connection only; the cid names it in
-        `ps` and to calls that only look. It takes no frames until something is appended.
+        """Make an empty context in a process. The handle is valid on this connection only; the cid names it in `ps`
+        and to calls that only look. It takes no frames until something is appended.
         """
         return await self._invoke("alloc_context", AllocContextArgs(pid, device), AllocContextResult)

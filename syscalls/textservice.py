@@ -81,9 +81,7 @@ class TextService:
     def encode(self, text: str, context_tokens: int, done: TextDone) -> None:
         self._submit(["text", text, context_tokens], done)
 
-    def encode_messages(
-        self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone
-    ) -> None:
+    def encode_messages(self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone) -> None:
         self._submit(["messages", messages, tail, context_tokens], done)
 
     async def close(self) -> None:
@@ -104,11 +102,7 @@ class TextService:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         with theirs:
             process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
+                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
             )
         return process, ours
 
@@ -123,13 +117,9 @@ class TextService:
                         raise TextUnavailable(described["error"])
                     self._socket.setblocking(False)
                     return cast("dict[str, Any]", described)
-            raise TextUnavailable(
-                f"the text worker for {self._path} ended before it had loaded the tokenizer"
-            )
+            raise TextUnavailable(f"the text worker for {self._path} ended before it had loaded the tokenizer")
         except TimeoutError:
-            raise TextUnavailable(
-                f"loading the tokenizer of {self._path} took over {START_SECONDS:.0f} s"
-            ) from None
+            raise TextUnavailable(f"loading the tokenizer of {self._path} took over {START_SECONDS:.0f} s") from None
         finally:
             if self._socket.gettimeout() != 0:  # not handed on: the worker is of no use
                 self._socket.close()
@@ -151,16 +141,13 @@ class TextService:
         self._set_deadline()
         self._reap()
         self._deaths += 1
-        self.log(
-            "warning", f"text worker {self._process.pid} ended ({self._process.returncode}); starting another"
-        )
+        self.log("warning", f"text worker {self._process.pid} ended ({self._process.returncode}); starting another")
         if self._jobs:
             request, job = next(iter(self._jobs.items()))
             job.tries += 1
             if job.tries >= TRIES:
                 self._finish(
-                    request,
-                    Failure(E.EIO, {"message": f"the text worker died {TRIES} times on this request"}),
+                    request, Failure(E.EIO, {"message": f"the text worker died {TRIES} times on this request"})
                 )
         if self._deaths >= len(BACKOFF_SECONDS):
             self.log("error", "the text worker keeps ending; failing what waits for it")

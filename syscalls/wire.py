@@ -98,9 +98,7 @@ def refuse_oversized(message: Oversized) -> Refusal:
 
 def refuse_truncated(have_bytes: int, missing_bytes: int) -> Refusal:
     """The answer to a stream that ends inside a message."""
-    text = (
-        f"the stream ended inside a message: {have_bytes} bytes came and at least {missing_bytes} are missing"
-    )
+    text = f"the stream ended inside a message: {have_bytes} bytes came and at least {missing_bytes} are missing"
     return Refusal(0, E.EINVAL, {"message": text, "bytes": have_bytes, "missing": missing_bytes})
 
 
@@ -126,11 +124,7 @@ def explain(body: bytes, is_outstanding: Callable[[int], bool]) -> Refusal:
     route = ROUTES.get(number)
     if route is None:
         name = RESERVED.get(number)
-        text = (
-            f"{name} ({number}) is not in this version"
-            if name
-            else f"there is no system call number {number}"
-        )
+        text = f"{name} ({number}) is not in this version" if name else f"there is no system call number {number}"
         return Refusal(request, E.ENOSYS, {"message": text, "number": number})
     try:
         route.decode(raw)
@@ -156,11 +150,7 @@ def _argument_detail(call: Call, error: Exception) -> Detail:
     place = re.search(r"`\$\[(\d+)\](.*?)`", str(error))
     if place and int(place[1]) < len(fields):
         field = fields[int(place[1])]
-        return {
-            "message": f"{call.name}: {field}{place[2]}: {_plain(error)}",
-            "call": call.name,
-            "field": field,
-        }
+        return {"message": f"{call.name}: {field}{place[2]}: {_plain(error)}", "call": call.name, "field": field}
     got = re.search(r"length (?:\d+ to )?(\d+), got (\d+)|least length (\d+), got (\d+)", str(error))
     count = int(got[2] or got[4]) if got else -1
     signature = f"arguments are ({', '.join(fields)})"

@@ -18,6 +18,8 @@ import pytest
 
 from attnix.syscalls import abi
 
+pack: Any = msgpack.packb  # its stubs say that it may return None
+
 N = {call.name: call.number for call in abi.CALLS}
 INT = struct.Struct("<i")
 
@@ -45,7 +47,7 @@ def counters(inspector: Any) -> Counter[str]:
 def flood(client: Any, requests: int = 100_000) -> int:
     """Send sysctl requests (ids from 100 on) and read nothing, until the daemon takes no more; how many went out."""
     client.socket.settimeout(0.3)
-    bodies = (msgpack.packb([100 + n, N["sysctl"], []]) for n in range(requests))
+    bodies = (pack([100 + n, N["sysctl"], []]) for n in range(requests))
     for n, body in enumerate(bodies):
         try:
             client.send(body)
@@ -153,7 +155,7 @@ def test_half_closed_with_pipelined_text(serve: Any) -> None:
         client.call(request, N["append"], [ctx, b"", "ab"])
     client.call(6, N["generate"], [ctx, 2])
     client.socket.shutdown(socket.SHUT_WR)
-    got = []
+    got: list[Any] = []
     while (message := client.read()) is not None:
         if message[0]:
             got.append((message[0], message[2][0]))
@@ -184,7 +186,7 @@ def test_a_client_that_does_not_read_pauses_its_generations_only(serve: Any, unt
 
     def tokens_of_lazy() -> int:
         rows = [row for process in inspector.ps().processes for row in process.contexts]
-        return max(row.tokens for row in rows)
+        return max(int(row.tokens) for row in rows)
 
     held = settled(tokens_of_lazy, until)
     assert held < 2500, "it is paused"
@@ -193,7 +195,7 @@ def test_a_client_that_does_not_read_pauses_its_generations_only(serve: Any, unt
         assert ctx.generate(50).reason == "length", "others are not"
     assert tokens_of_lazy() == held
     seen: Counter[int] = Counter()
-    message = [0]
+    message: list[Any] = [0]
     while message[0] != 9:  # it reads on: everything comes, once
         message = lazy.read()
         seen[message[0]] += 1
@@ -208,7 +210,7 @@ def settled(value: Any, until: Any) -> int:
     def stays() -> bool:
         now = value()
         state[:] = [now, state[1] + 1 if now == state[0] else 0]
-        return state[1] >= 60
+        return bool(state[1] >= 60)
 
     until(stays, "a standstill")
     return int(state[0])
@@ -245,7 +247,7 @@ def test_every_way_out_answers_nothing_twice(serve: Any) -> None:
         client.call(10, N["cancel"], [9])
         if round_ % 2:
             client.socket.shutdown(socket.SHUT_WR)
-        got = []
+        got: list[Any] = []
         while len(got) < 2:
             message = client.read()
             assert message is not None

@@ -10,7 +10,9 @@ import pytest
 
 from attnix.kernel import calls as c
 from attnix.kernel.errors import E
-from attnix.syscalls import ConnectionLost, abi, exceptions
+from attnix.syscalls import ConnectionLost, abi, connect, exceptions
+
+pack: Any = msgpack.packb  # its stubs say that it may return None
 
 N = {call.name: call.number for call in abi.CALLS}
 
@@ -73,7 +75,7 @@ def test_text_while_generating_is_busy_at_once(serve: Any) -> None:
 def test_a_kernel_that_answers_twice_is_answered_for_once(serve: Any) -> None:
     served = serve(misbehave="reply twice", fit=False)
     client = served.raw()
-    client.send(*[msgpack.packb([n, N["fsck"], []]) for n in range(1, 6)], msgpack.packb([9, N["uname"], []]))
+    client.send(*[pack([n, N["fsck"], []]) for n in range(1, 6)], pack([9, N["uname"], []]))
     assert [client.read()[0] for _ in range(6)] == [1, 2, 3, 4, 5, 9]
     assert len(served.complaints()) == 5 and "second reply" in served.complaints()[0]
 
@@ -168,9 +170,7 @@ def test_the_readme_lines(serve: Any) -> None:
 
 
 def test_a_client_without_a_daemon(tmp_path: Any) -> None:
-    from attnix.syscalls import connect
-
-    with pytest.raises(ConnectionLost, match="no attnix at .*attnix boot"):
+    with pytest.raises(ConnectionLost, match=r"no attnix at .*attnix boot"):
         connect(str(tmp_path / "nothing"))
 
 
