@@ -10,10 +10,13 @@ How it fits together
     point at each other.  Reference counts are kept per frame, since a row names a frame.
     A full block whose tokens are known is *indexed* at once, before it is computed: its frame is FILLING and has a
     *filler*, the slot that will compute it.  A second prompt with the same tokens maps the same frames and waits.
+    Such a block is mapped whole or not at all, and only its filler may have computed a part of it: a filler that leaves
+    (truncate, drop, close, steal) takes its part along, so whoever fills it next begins at its first token.
     A frame with no references that is VALID and indexed is *reclaimable*: it stays as cache, in the recency ring, until
     its frame is needed.  The ring deletes lazily: an entry counts only while its stamp is the frame's stamp.
     A pass is planned (`plan`), runs outside, and is then committed (`commit`) or rolled back (`rollback`).  Nothing
     is marked computed before the commit; copy-on-write copies stay pending until it, so a rollback loses nothing.
+    The source of a pending copy is wired: nobody writes it, not even a slot that is alone on it.
 
 Block keys are chained (DESIGN.md §3): key[i] = SipHash-2-4-128(secret; key[i-1] || tokens of block i).
 """
@@ -97,8 +100,8 @@ class SlotRow(NamedTuple):
 
 
 class Counters(NamedTuple):
-    lookup_hits: int
-    lookup_misses: int
+    lookup_hits: int  # full blocks that an admission found in the index
+    lookup_misses: int  # full blocks that a successful admission did not find and gave a frame
     evictions: int
     collisions: int  # equal keys, unequal content: the key function is broken
     cow_copies: int
@@ -140,9 +143,9 @@ class _Block:
 
 class _Slot:
     __slots__ = (
-        "computed", "computed_total", "conn", "device", "discard", "domain", "generated", "generated_total",
-        "hit_total", "highwater", "in_flight", "keys", "limit", "log", "max_tokens", "pending_entry", "pending_src", "recomputed_total",
-        "request", "root", "running", "stops", "template", "used", "frames", "counts",
+        "computed", "computed_total", "conn", "counts", "device", "discard", "domain", "frames", "generated",
+        "generated_total", "highwater", "hit_total", "in_flight", "keys", "limit", "log", "max_tokens", "pending_entry",
+        "pending_src", "recomputed_total", "request", "root", "running", "stops", "template", "used",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -177,7 +180,7 @@ class _Slot:
 class _Pool:
     """Frames of one device."""
 
-    __slots__ = ("flight", "free", "frames", "reclaimable", "ring", "rows", "run")
+    __slots__ = ("flight", "frames", "free", "reclaimable", "ring", "rows", "run")
 
     def __init__(self, capacity: int, rows: memoryview) -> None:
         self.frames = [_Frame() for _ in range(capacity)]
@@ -204,6 +207,10 @@ class TwinCore:
     ) -> None:  # fmt: skip
         if len(secret) != 16 or not 1 <= len(capacities) <= MAX_DEVICES or len(rows) != len(capacities):
             raise ValueError("core: 16-byte secret and 1..8 devices with one row buffer each")
+        if not 1 <= block_tokens <= 32767 or not 0 <= hash_bits <= 128 or min(capacities) < 1 or min(layout) < 1:
+            raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
+        if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
+            raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
         self.block_tokens = block_tokens
         self.layout = layout
         self._secret = secret
@@ -217,10 +224,9 @@ class TwinCore:
         self._clock = 0
         self._hits = self._misses = self._evictions = self._collisions = 0
         self._cow = self._merged = self._indexed = self._freed = 0
+        frames_bytes = 4 * layout.slots * layout.entries
         for pool in self._pools:
-            for s in range(layout.slots):
-                for i in range(layout.entries):
-                    struct.pack_into("<i", pool.rows, layout.frame_offset + 4 * (s * layout.entries + i), -1)
+            pool.rows[layout.frame_offset : layout.frame_offset + frames_bytes] = b"\xff" * frames_bytes
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -240,6 +246,9 @@ class TwinCore:
 
     def open_slot(self, device: int, domain: int, root: bytes) -> int:
         """A fresh slot on `device`, or -1 when all are taken.  root: 16 bytes, key[-1] of the domain."""
+        self._pool(device)
+        if len(root) != 16:
+            raise ValueError(f"core: a root key has 16 bytes, not {len(root)}")
         if not self._free_slots:
             return -1
         s = self._free_slots.pop()
@@ -250,13 +259,14 @@ class TwinCore:
 
     def close_slot(self, s: int) -> None:
         """Unmap everything, forget the log, change the row's generation.  Requires: not in flight."""
-        slot = self._slots[s]
+        slot = self._slot(s)
         self._need_idle(slot)
         self.stop_running(s)
         self._unmap(s, 0)
         slot.used = False
         slot.log = array("i")
         slot.keys = []
+        slot.stops = ()
         offset = self.layout.generation_offset + 4 * s
         rows = self._pools[slot.device].rows
         (generation,) = struct.unpack_from("<I", rows, offset)
@@ -265,7 +275,7 @@ class TwinCore:
 
     def append(self, s: int, tokens: bytes) -> int:
         """Add int32 tokens to the log; returns its new length.  No frame moves."""
-        slot = self._slots[s]
+        slot = self._slot(s)
         slot.log.frombytes(tokens)
         self._extend_keys(slot)
         return len(slot.log)
@@ -276,24 +286,43 @@ class TwinCore:
         return (min(ids), max(ids)) if ids else (0, 0)
 
     def read_log(self, s: int, start: int, end: int) -> bytes:
-        return self._slots[s].log[start:end].tobytes()
+        return self._slot(s).log[start:end].tobytes()
 
     def truncate(self, s: int, length: int) -> None:
-        """Keep the first `length` tokens of the log and what is mapped for them.  Requires: not in flight."""
-        slot = self._slots[s]
+        """Keep the first `length` tokens of the log and what is mapped for them.  Requires: not in flight.
+
+        Admit again before computing: a block that is cut while it is being filled is not kept, since others may wait
+        for the whole of it.
+        """
+        slot = self._slot(s)
+        if length < 0:
+            raise ValueError(f"core: a log cannot be cut to {length} tokens")
         self._need_idle(slot)
         if length >= len(slot.log):
             return
+        size = self.block_tokens
         del slot.log[length:]
-        del slot.keys[length // self.block_tokens :]
-        self._unmap(s, length)
+        del slot.keys[length // size :]
         slot.computed = min(slot.computed, length)
         slot.highwater = min(slot.highwater, length)
+        self._unmap(s, length)
+        last = length // size
+        if length % size and len(slot.frames) > last:
+            frame = self._pools[slot.device].frames[slot.frames[last]]
+            if frame.state == FILLING and self._blocks[frame.block].indexed:
+                slot.computed = min(slot.computed, last * size)
+                self._unmap(s, last * size)
+            elif slot.counts[last] > length % size:
+                self._set_count(s, last, length % size)
 
     def drop(self, s: int) -> None:
-        """Preempt: unmap every block; the log stays, so everything can be computed again.  Requires: not in flight."""
-        slot = self._slots[s]
+        """Preempt: unmap every block and leave the decode set; the log stays, so everything can be computed again.
+
+        Requires: not in flight.
+        """
+        slot = self._slot(s)
         self._need_idle(slot)
+        self.stop_running(s)
         self._unmap(s, 0)
         slot.computed = 0
 
@@ -303,9 +332,11 @@ class TwinCore:
         The partial tail is shared too and copied by whoever writes it first.  Tokens that are not computed yet in a
         private tail are not mapped in the children: they compute them for themselves.
         """
+        parent = self._slot(s)
+        if n < 0:
+            raise ValueError(f"core: fork makes {n} slots")
         if len(self._free_slots) < n:
             return []
-        parent = self._slots[s]
         pool = self._pools[parent.device]
         size = self.block_tokens
         children = []
@@ -340,34 +371,49 @@ class TwinCore:
         is allocated; full ones are indexed at once with this slot as filler.  `reserve_frames` must stay available
         (free or reclaimable) afterwards.  EVICT: the shared blocks are mapped already, so they cannot be the victims.
         """
-        slot = self._slots[s]
+        slot = self._slot(s)
         self._need_idle(slot)
         pool = self._pools[slot.device]
         size = self.block_tokens
+        needed = -(-len(slot.log) // size)
+        if needed > self.layout.entries:
+            raise ValueError(f"core: {len(slot.log)} tokens do not fit a row of {self.layout.entries} entries")
         tail = self._tail(slot)  # index of the first entry that is missing or partly filled
         hits, held = self._lookup(slot, tail)
-        needed = -(-len(slot.log) // size)
         keeps_tail = not hits and tail < len(slot.frames)
-        fresh = max(0, needed - tail - len(hits) - (1 if keeps_tail else 0))
-        if keeps_tail and needed > tail and len(slot.log) > slot.computed and not self._writable(slot):
+        fresh = needed - tail - len(hits) - (1 if keeps_tail else 0)
+        if keeps_tail and self._tail_written(slot) and not self._writable(s, tail):
             fresh += 1
         available = len(pool.free) + pool.reclaimable - held
+        if hits and tail < len(slot.frames) and slot.frames[tail] != hits[0]:
+            old = pool.frames[slot.frames[tail]]
+            available += 1 if old.refs == 1 and old.wired == 0 else 0  # the partial tail that a whole block replaces
         if fresh and fresh + reserve_frames > available:
             return Admit(NOROOM, fresh + reserve_frames - available, 0, 0)
         mapped = len(hits)
         if hits:
+            for f in hits:  # before anything is unmapped: it may be the last reference
+                self._take(pool, f)
+                self._blocks[pool.frames[f].block].hits += 1
             if pool.frames[hits[0]].state != VALID:  # what this slot had computed of that block lies elsewhere
                 slot.computed = min(slot.computed, tail * size)
             self._unmap(s, tail * size)
             for i, f in enumerate(hits, tail):
-                self._take(pool, f)
-                self._blocks[pool.frames[f].block].hits += 1
                 self._map(s, i, f, size)
             self._hits += mapped
         if fresh > len(pool.free):
             return Admit(EVICT, fresh - len(pool.free), mapped, 0)
+        self._misses += len(slot.keys) - tail - mapped
         self._fill(s, tail + mapped, keeps_tail)
         return Admit(OK, 0, mapped, fresh)
+
+    def _tail_written(self, slot: _Slot) -> bool:
+        """Will computing the rest of the log write the row's last entry, which is partial?"""
+        i = len(slot.frames) - 1
+        if len(slot.log) > i * self.block_tokens + slot.counts[i]:
+            return True
+        frame = self._pools[slot.device].frames[slot.frames[i]]
+        return frame.state != VALID and len(slot.log) > slot.computed
 
     def _tail(self, slot: _Slot) -> int:
         tail = len(slot.frames)
@@ -389,7 +435,6 @@ class TwinCore:
             b = self._find(slot, i, parent)
             f = self._blocks[b].copies[slot.device] if b >= 0 else -1
             if f < 0:
-                self._misses += 1
                 break
             if pool.frames[f].stamp:
                 held += 1
@@ -419,9 +464,8 @@ class TwinCore:
         for i in range(first, -(-n // size)):
             count = min(size, n - i * size)
             if keeps_tail and i == first:
-                if n > slot.computed and not self._writable(slot):
-                    self._copy_on_write(s)
-                f = slot.frames[i]
+                if self._tail_written(slot):
+                    self._open_entry(s, i)
                 self._set_count(s, i, count)
             else:
                 f = self._alloc_frame(pool, s)
@@ -502,7 +546,7 @@ class TwinCore:
         struct.pack_into("<h", self._pools[slot.device].rows, self.layout.count_offset + 2 * at, count)
 
     def _unmap(self, s: int, keep_tokens: int) -> None:
-        """Drop entries past `keep_tokens`, deepest first: so a leaf is older in the ring than its parent."""
+        """Drop the entries that hold nothing of `keep_tokens`, deepest first: a leaf is older in the ring than its parent."""
         slot = self._slots[s]
         pool = self._pools[slot.device]
         keep = -(-keep_tokens // self.block_tokens)
@@ -516,10 +560,6 @@ class TwinCore:
             struct.pack_into("<i", pool.rows, self.layout.frame_offset + 4 * at, -1)
             struct.pack_into("<h", pool.rows, self.layout.count_offset + 2 * at, 0)
             self._put(pool, f, s)
-        if slot.frames and slot.counts[-1] > keep_tokens - (keep - 1) * self.block_tokens:
-            self._set_count(s, keep - 1, keep_tokens - (keep - 1) * self.block_tokens)
-            if pool.frames[slot.frames[-1]].filler == s and self._blocks[pool.frames[slot.frames[-1]].block].indexed:
-                pool.frames[slot.frames[-1]].filler = -1  # this slot will not fill it: whoever waits for it must
 
     # -- frames -------------------------------------------------------------------------------------------------
 
@@ -598,20 +638,35 @@ class TwinCore:
         pool.free.append(f)
         self._freed += 1
 
-    def _writable(self, slot: _Slot) -> bool:
-        """I5: the last entry may be written only if this slot alone names it and nobody can find it."""
-        pool = self._pools[slot.device]
-        frame = pool.frames[slot.frames[-1]]
-        return frame.refs == 1 and not self._blocks[frame.block].indexed
+    def _writable(self, s: int, i: int) -> bool:
+        """I5: entry i may be written if this slot alone names it and nobody can find it or has yet to copy it, or if
+        this slot is the one that fills it for all."""
+        slot = self._slots[s]
+        frame = self._pools[slot.device].frames[slot.frames[i]]
+        if self._blocks[frame.block].indexed:
+            return frame.state == FILLING and frame.filler == s
+        return frame.refs == 1 and frame.wired == 0
 
-    def _copy_on_write(self, s: int) -> None:
-        """Give the last entry a frame of its own; the copy itself is made by the next pass.  Requires: a free frame."""
+    def _open_entry(self, s: int, i: int) -> None:
+        """Make entry i one that this slot may write.  Requires: a free frame if it is not `_writable`."""
+        slot = self._slots[s]
+        frame = self._pools[slot.device].frames[slot.frames[i]]
+        if not self._writable(s, i):
+            self._copy_on_write(s, i)
+        elif not self._blocks[frame.block].indexed:  # it may be VALID: a private block that was cut
+            frame.state = FILLING
+            frame.filler = s
+
+    def _copy_on_write(self, s: int, i: int) -> None:
+        """Give entry i a frame of its own; the copy itself is made by the next pass.  Requires: a free frame."""
         slot = self._slots[s]
         pool = self._pools[slot.device]
-        i = len(slot.frames) - 1
         src = slot.frames[i]
         self._map(s, i, self._alloc_frame(pool, s), slot.counts[i])
-        if slot.pending_entry != i:  # else the entry still waits for its content: copy from where that lies
+        if slot.computed > i * self.block_tokens and slot.pending_entry != i:
+            # (when it is i, the entry still waits for its content, which lies where that copy comes from)
+            if slot.pending_src >= 0:
+                raise Panic(f"slot {s} waits for two copies")
             slot.pending_src = src
             slot.pending_entry = i
             pool.frames[src].wired += 1
@@ -633,7 +688,7 @@ class TwinCore:
 
     def oldest(self, device: int, want: int) -> list[int]:
         """Up to `want` reclaimable blocks of `device`, least recently released first.  Nothing changes."""
-        pool = self._pools[device]
+        pool = self._pool(device)
         while pool.ring and pool.frames[pool.ring[0][0]].stamp != pool.ring[0][1]:
             pool.ring.popleft()
         found: list[int] = []
@@ -646,8 +701,10 @@ class TwinCore:
 
     def evict(self, device: int, blocks: list[int]) -> int:
         """Free the frames of these blocks on `device`, in order.  Skips any that is mapped, wired or has a child there."""
-        pool = self._pools[device]
+        pool = self._pool(device)
         done = 0
+        if any(not 0 <= b < len(self._blocks) for b in blocks):
+            raise ValueError("core: evict names a block that does not exist")
         for b in blocks:
             f = self._blocks[b].copies[device]
             if f < 0:
@@ -670,7 +727,9 @@ class TwinCore:
         stops     int32 ids that end it
         limit     most tokens the log may reach
         """
-        slot = self._slots[s]
+        slot = self._slot(s)
+        if len(template) != SEQ_BYTES:
+            raise ValueError(f"core: a template is one SEQ of {SEQ_BYTES} bytes")
         slot.template = template
         slot.stops = tuple(array("i", stops))
         slot.max_tokens = max_tokens
@@ -681,32 +740,34 @@ class TwinCore:
 
     def start_running(self, s: int) -> None:
         """Put the slot into its device's decode set (at the end)."""
-        slot = self._slots[s]
+        slot = self._slot(s)
         if not slot.running:
             slot.running = True
             self._pools[slot.device].run.append(s)
 
     def stop_running(self, s: int) -> None:
-        slot = self._slots[s]
+        slot = self._slot(s)
         if slot.running:
             slot.running = False
             self._pools[slot.device].run.remove(s)
 
     def discard(self, s: int) -> None:
         """A token that a pass in flight will sample for this slot is not wanted any more."""
-        slot = self._slots[s]
+        slot = self._slot(s)
         if slot.in_flight:
             slot.discard = True
 
     def advance(self, s: int) -> Advance:
         """Skip blocks that others have computed, and say how many tokens this slot may compute next.  Requires: admitted."""
-        slot = self._slots[s]
+        slot = self._slot(s)
         pool = self._pools[slot.device]
         size = self.block_tokens
         n = len(slot.log)
+        if n > self._mapped_tokens(slot):
+            raise Panic(f"advance: slot {s} has {n} tokens, {self._mapped_tokens(slot)} of them mapped")
         while slot.computed < n:
             i = slot.computed // size
-            if pool.frames[slot.frames[i]].state != VALID or slot.counts[i] < size:
+            if pool.frames[slot.frames[i]].state != VALID:
                 break
             skipped = min((i + 1) * size, n) - slot.computed
             slot.computed += skipped
@@ -715,7 +776,7 @@ class TwinCore:
         end = slot.computed
         while end < n:
             frame = pool.frames[slot.frames[end // size]]
-            if frame.state == VALID and slot.counts[end // size] == size:
+            if frame.state == VALID:
                 break
             if self._blocks[frame.block].indexed and frame.filler != s:
                 if frame.filler >= 0:
@@ -727,11 +788,27 @@ class TwinCore:
         return Advance(slot.computed, end - slot.computed, -1)
 
     def steal(self, s: int) -> None:
-        """Make slot s the filler of the block it waits for.  Requires: the present filler has no pass in flight."""
-        slot = self._slots[s]
-        frame = self._pools[slot.device].frames[slot.frames[slot.computed // self.block_tokens]]
-        if frame.state == FILLING:
-            frame.filler = s
+        """Make slot s the filler of the block it waits for.  Requires: the present filler neither has a pass in flight
+        nor decodes.
+
+        That one loses what it had computed of that block, since s will write all of it.
+        """
+        slot = self._slot(s)
+        size = self.block_tokens
+        i = slot.computed // size
+        if i >= len(slot.frames):
+            return
+        pool = self._pools[slot.device]
+        frame = pool.frames[slot.frames[i]]
+        if frame.state != FILLING or not self._blocks[frame.block].indexed or frame.filler == s:
+            return
+        if frame.filler >= 0:
+            other = self._slots[frame.filler]
+            self._need_idle(other)
+            if other.pending_entry == i:
+                self._settle_copy(other, pool)
+            other.computed = min(other.computed, i * size)
+        frame.filler = s
 
     # -- passes -------------------------------------------------------------------------------------------------
 
@@ -741,14 +818,23 @@ class TwinCore:
         Grows each decoding slot by the frame it needs, all or nothing.  When the decode set is longer than
         max_sequences, those that go are moved behind the others, so each gets its turn.
         """
-        pool = self._pools[device]
+        pool = self._pool(device)
         if pool.flight:
             raise Panic(f"plan: device {device} has a pass in flight")
+        if len(prefill) % PREFILL.size:
+            raise ValueError(f"core: PREFILL records have {PREFILL.size} bytes")
         chunks = list(PREFILL.iter_unpack(prefill))
         decode = pool.run[: max(0, max_sequences - len(chunks))]
         fresh = 0
         for s in decode:
-            fresh += self._growth(self._slots[s])
+            fresh += self._growth(s)
+        seen = set(decode)
+        for s, start, ntokens, _flags, _from, _left in chunks:
+            self._check_chunk(device, s, start, ntokens)
+            if s in seen:
+                raise Panic(f"plan: slot {s} is twice in one pass")
+            seen.add(s)
+            fresh += self._chunk_growth(s, start + ntokens)
         if fresh > len(pool.free):
             shortage = fresh - len(pool.free)
             status = EVICT if shortage <= pool.reclaimable else NOROOM
@@ -760,37 +846,60 @@ class TwinCore:
         copies = array("i")
         histories = 0
         for s in decode:
-            slot = self._slots[s]
-            n = len(slot.log)
             self._grow(s)
-            histories += self._emit(s, n - 1, 1, SAMPLE, -1, 0, seqs, tokens, copies)
+            histories += self._emit(s, len(self._slots[s].log) - 1, 1, SAMPLE, -1, 0, seqs, tokens, copies)
         for s, start, ntokens, flags, score_from, left in chunks:
+            if self._chunk_growth(s, start + ntokens):
+                self._copy_on_write(s, self._slots[s].computed // self.block_tokens)
             histories += self._emit(s, start, ntokens, flags, score_from, left, seqs, tokens, copies)
         samples = sum(1 for f in pool.flight if f[3] & SAMPLE)
         return Plan(OK, 0, len(pool.flight), bytes(seqs), tokens.tobytes(), copies.tobytes(), histories, samples)
 
-    def _growth(self, slot: _Slot) -> int:
-        """Frames the slot needs before its last token can be computed: 0 or 1."""
+    def _growth(self, s: int) -> int:
+        """Frames a decoding slot needs before its last token can be computed: 0 or 1."""
+        slot = self._slots[s]
         n = len(slot.log)
-        if slot.computed >= n:
+        if n == 0 or slot.computed < n - 1:
+            raise Panic(f"plan: slot {s} decodes with {slot.computed} of {n} tokens computed")
+        if slot.computed == n:
             return 0
-        if (n - 1) // self.block_tokens >= len(slot.frames):
+        i = (n - 1) // self.block_tokens
+        if i >= self.layout.entries:
+            raise Panic(f"plan: slot {s} has {n} tokens, more than its row can hold")
+        if i >= len(slot.frames):
             return 1
-        return 0 if self._writable(slot) else 1
+        return 0 if self._writable(s, i) else 1
 
     def _grow(self, s: int) -> None:
         slot = self._slots[s]
-        pool = self._pools[slot.device]
         n = len(slot.log)
-        if slot.computed >= n:
+        if slot.computed == n:
             return
         i = (n - 1) // self.block_tokens
+        count = n - i * self.block_tokens
         if i >= len(slot.frames):
-            self._map(s, i, self._alloc_frame(pool, s), n - i * self.block_tokens)
+            self._map(s, i, self._alloc_frame(self._pools[slot.device], s), count)
             return
-        if not self._writable(slot):
-            self._copy_on_write(s)
-        self._set_count(s, i, n - i * self.block_tokens)
+        self._open_entry(s, i)
+        self._set_count(s, i, count)
+
+    def _check_chunk(self, device: int, s: int, start: int, ntokens: int) -> None:
+        """A PREFILL record must begin where the slot is computed to, and write only what the slot may write (I5)."""
+        slot = self._slot(s)
+        end = start + ntokens
+        if slot.device != device or ntokens < 1 or not 0 <= start <= slot.computed or end > self._mapped_tokens(slot):
+            raise Panic(f"plan: slot {s} cannot compute {ntokens} tokens from {start}, {slot.computed} are computed")
+        size = self.block_tokens
+        for i in range(slot.computed // size, -(-end // size)) if end > slot.computed else ():
+            frame = self._pools[device].frames[slot.frames[i]]
+            if frame.state == VALID or (self._blocks[frame.block].indexed and frame.filler != s):
+                raise Panic(f"I5: slot {s} would write frame {slot.frames[i]}, which is full or another's to fill")
+
+    def _chunk_growth(self, s: int, end: int) -> int:
+        """1 if the chunk goes on in a tail that was shared (fork) since the slot was admitted; later entries cannot be."""
+        slot = self._slots[s]
+        partly = slot.computed % self.block_tokens and end > slot.computed
+        return 1 if partly and not self._writable(s, slot.computed // self.block_tokens) else 0
 
     def _emit(
         self, s: int, start: int, ntokens: int, flags: int, score_from: int, left: int,
@@ -809,9 +918,7 @@ class TwinCore:
         seqs += SEQ.pack(*record)
         tokens.extend(slot.log[start : start + ntokens])
         if slot.pending_src >= 0:
-            dst = pool.frames[slot.frames[slot.pending_entry]]
-            if dst.state == FILLING and dst.filler == s:  # else another slot has filled it whole meanwhile
-                copies.extend((slot.pending_src, slot.frames[slot.pending_entry]))
+            copies.extend((slot.pending_src, slot.frames[slot.pending_entry]))
         slot.in_flight = True
         pool.flight.append((s, start, ntokens, flags))
         return 1 if history else 0
@@ -821,7 +928,7 @@ class TwinCore:
 
         A stop token is not kept.  Finished slots leave the decode set; a slot that sampled and goes on is in it.
         """
-        pool = self._pools[device]
+        pool = self._pool(device)
         ids = array("i", sampled)
         lps = array("f", logprobs)
         streams = array("q")
@@ -891,7 +998,7 @@ class TwinCore:
 
     def rollback(self, device: int) -> list[int]:
         """The pass is lost (failed, or its driver died): as if it had never been planned.  Returns its slots."""
-        pool = self._pools[device]
+        pool = self._pool(device)
         slots = [f[0] for f in pool.flight]
         pool.flight = []
         for s in slots:
@@ -900,8 +1007,8 @@ class TwinCore:
         return slots
 
     def lose(self, device: int) -> None:
-        """Every frame of the device is void (its memory did not survive): unmap all its slots, evict all its cache."""
-        pool = self._pools[device]
+        """Every frame of the device is void (its memory did not survive): drop all its slots, evict all its cache."""
+        pool = self._pool(device)
         self.rollback(device)
         for s, slot in enumerate(self._slots):
             if slot.used and slot.device == device:
@@ -913,39 +1020,39 @@ class TwinCore:
     # -- looking ------------------------------------------------------------------------------------------------
 
     def free_frames(self, device: int) -> int:
-        return len(self._pools[device].free)
+        return len(self._pool(device).free)
 
     def reclaimable_frames(self, device: int) -> int:
-        return self._pools[device].reclaimable
+        return self._pool(device).reclaimable
 
     def mapped_or_cached_frames(self, device: int) -> int:
-        return len(self._pools[device].frames) - len(self._pools[device].free)
+        return len(self._pool(device).frames) - len(self._pools[device].free)
 
     def wired_frames(self, device: int) -> int:
         """Frames that may not move now: named by a slot in flight, or source of a pending copy."""
-        pool = self._pools[device]
+        pool = self._pool(device)
         wired = {f for f, frame in enumerate(pool.frames) if frame.wired}
         for s, _, _, _ in pool.flight:
             wired.update(self._slots[s].frames)
         return len(wired)
 
     def run_length(self, device: int) -> int:
-        return len(self._pools[device].run)
+        return len(self._pool(device).run)
 
     def run_slots(self, device: int) -> list[int]:
-        return self._pools[device].run[:]
+        return self._pool(device).run[:]
 
     def flight_length(self, device: int) -> int:
-        return len(self._pools[device].flight)
+        return len(self._pool(device).flight)
 
     def is_running(self, s: int) -> bool:
-        return self._slots[s].running
+        return 0 <= s < len(self._slots) and self._slots[s].running
 
     def in_flight(self, s: int) -> bool:
-        return self._slots[s].in_flight
+        return 0 <= s < len(self._slots) and self._slots[s].in_flight
 
     def slot_row(self, s: int) -> SlotRow:
-        slot = self._slots[s]
+        slot = self._slot(s)
         pool = self._pools[slot.device]
         refs = [pool.frames[f].refs for f in slot.frames]
         return SlotRow(
@@ -956,7 +1063,7 @@ class TwinCore:
 
     def pagemap(self, s: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
         """frames int32, shifts int32, counts int16, sharers int32, flags uint8, hits int32: one per entry."""
-        slot = self._slots[s]
+        slot = self._slot(s)
         pool = self._pools[slot.device]
         frames = [pool.frames[f] for f in slot.frames]
         blocks = [self._blocks[f.block] for f in frames]
@@ -981,7 +1088,7 @@ class TwinCore:
 
     def frame_table(self, device: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
         """For fsck and policies: state uint8, refs int32, wired int32, block int32, stamp uint64, children int32."""
-        frames = self._pools[device].frames
+        frames = self._pool(device).frames
         return (
             bytes(f.state for f in frames), array("i", [f.refs for f in frames]).tobytes(),
             array("i", [f.wired for f in frames]).tobytes(), array("i", [f.block for f in frames]).tobytes(),
@@ -1003,23 +1110,41 @@ class TwinCore:
 
     def block_tokens_of(self, b: int) -> bytes:
         """The tokens an indexed block stands for; empty otherwise."""
+        if not 0 <= b < len(self._blocks):
+            raise ValueError(f"core: block {b} does not exist")
         return self._blocks[b].tokens
 
     def key_of(self, s: int, i: int) -> bytes:
-        return self._slots[s].keys[i]
+        keys = self._slot(s).keys
+        if not 0 <= i < len(keys):
+            raise ValueError(f"core: slot {s} has no full block {i}")
+        return keys[i]
 
     def find_key(self, key: bytes) -> int:
         """The block indexed under `key`, or -1; for fsck."""
         return self._index.get(key, -1)
 
     def pending_copy(self, s: int) -> int:
-        return self._slots[s].pending_src
+        return self._slot(s).pending_src
 
     def slots_used(self) -> list[int]:
         return [s for s, slot in enumerate(self._slots) if slot.used]
 
     def slot_device(self, s: int) -> int:
-        return self._slots[s].device
+        return self._slot(s).device
+
+    def _pool(self, device: int) -> _Pool:
+        if not 0 <= device < len(self._pools):
+            raise ValueError(f"core: device {device} does not exist")
+        return self._pools[device]
+
+    def _slot(self, s: int) -> _Slot:
+        if not 0 <= s < len(self._slots) or not self._slots[s].used:
+            raise ValueError(f"core: slot {s} is not open")
+        return self._slots[s]
+
+    def _mapped_tokens(self, slot: _Slot) -> int:
+        return (len(slot.frames) - 1) * self.block_tokens + slot.counts[-1] if slot.frames else 0
 
     @staticmethod
     def _need_idle(slot: _Slot) -> None:
