@@ -2,6 +2,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "state.h"
 
@@ -68,11 +69,26 @@ void core_free(Core *core) {
     free(core);
 }
 
+/* An array that free() takes back.  Large ones are put on huge pages where the system has them: their records are
+ * touched in no order, and a page per record is a TLB miss per record. */
+static void *table(size_t items, size_t item_bytes) {
+    const size_t huge_bytes = 2 << 20;
+    size_t bytes = items * item_bytes, align = bytes >= huge_bytes ? huge_bytes : 64;
+    bytes = (bytes + align - 1) / align * align;
+    void *array = aligned_alloc(align, bytes);
+    if (!array) return NULL;
+#ifdef MADV_HUGEPAGE
+    if (align == huge_bytes) (void)madvise(array, bytes, MADV_HUGEPAGE);
+#endif
+    memset(array, 0, bytes); /* touched now: a page fault in the middle of a step would cost more than the step */
+    return array;
+}
+
 static bool new_pool(Pool *pool, int32_t capacity, int32_t nslots) {
     size_t n = (size_t)capacity, slots = (size_t)nslots;
     pool->capacity = pool->nfree = capacity;
     pool->ring_room = 2 * capacity + 16;
-    pool->frames = calloc(n, sizeof *pool->frames);
+    pool->frames = table(n, sizeof *pool->frames);
     pool->free = malloc(n * sizeof *pool->free);
     pool->ring_stamp = malloc((size_t)pool->ring_room * sizeof *pool->ring_stamp);
     pool->ring_frame = malloc((size_t)pool->ring_room * sizeof *pool->ring_frame);
@@ -101,6 +117,7 @@ Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32
     core->mask.lo = hash_bits >= 64 ? UINT64_MAX : ((uint64_t)1 << hash_bits) - 1;
     core->mask.hi = hash_bits >= 128 ? UINT64_MAX : hash_bits <= 64 ? 0 : ((uint64_t)1 << (hash_bits - 64)) - 1;
     core->block_tokens = block_tokens;
+    core->reciprocal = UINT64_MAX / (uint64_t)block_tokens + 1; /* wraps to 0 for 1 */
     core->nslots = core->nfree_slots = slots;
     core->entries = entries;
     core->devices = devices;
@@ -112,12 +129,12 @@ Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32
     size_t n = (size_t)core->nblocks, size = 16;
     while (size < 2 * n) size *= 2;
     core->index_mask = size - 1;
-    core->blocks = aligned_alloc(64, n * sizeof *core->blocks);
-    core->block_tokens_at = aligned_alloc(64, (n * (size_t)block_tokens * 4 + 63) / 64 * 64);
+    core->blocks = table(n, sizeof *core->blocks);
+    core->block_tokens_at = table(n, (size_t)block_tokens * sizeof(int32_t));
     core->free_blocks = malloc(n * sizeof *core->free_blocks);
-    core->slots = calloc((size_t)slots, sizeof *core->slots);
+    core->slots = table((size_t)slots, sizeof *core->slots);
     core->free_slots = malloc((size_t)slots * sizeof *core->free_slots);
-    core->index = calloc(size, sizeof *core->index);
+    core->index = table(size, sizeof *core->index);
     core->hits = malloc((size_t)entries * sizeof *core->hits);
     if (!ok || !core->blocks || !core->block_tokens_at || !core->free_blocks || !core->slots || !core->free_slots ||
         !core->index || !core->hits) {

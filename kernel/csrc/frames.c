@@ -122,12 +122,12 @@ int32_t core_evict(Core *core, int32_t device, const int32_t *blocks, int32_t nb
         if (blocks[i] < 0 || blocks[i] >= core->nblocks)
             return fail(core, CORE_INVALID, "core: evict names a block that does not exist");
     int32_t done = 0;
+    for (int32_t i = 0; i < nblocks && i < 24; i++) __builtin_prefetch(&core->blocks[blocks[i]], 1);
     for (int32_t i = 0; i < nblocks; i++) {
-        if (i + 16 < nblocks) __builtin_prefetch(&core->blocks[blocks[i + 16]], 1);
-        if (i + 8 < nblocks) {
-            const Block *ahead = &core->blocks[blocks[i + 8]];
+        if (i + 24 < nblocks) __builtin_prefetch(&core->blocks[blocks[i + 24]], 1);
+        if (i + 12 < nblocks) {
+            const Block *ahead = &core->blocks[blocks[i + 12]];
             if (ahead->copies[device] >= 0) __builtin_prefetch(&pool->frames[ahead->copies[device]], 1);
-            if (ahead->parent >= 0) __builtin_prefetch(&core->blocks[ahead->parent]);
             index_prefetch(core, ahead->key);
         }
         int32_t f = core->blocks[blocks[i]].copies[device];

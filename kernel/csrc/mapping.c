@@ -54,18 +54,21 @@ static int32_t find_block(Core *core, const Slot *slot, int32_t i, int32_t paren
 }
 
 /* In a pool of a million blocks every lookup misses the caches four times.  All keys are known beforehand, so the lines
- * of the blocks to come are asked for while the present one is compared. */
-static inline void look_ahead(const Core *core, const Slot *slot, int32_t i, int32_t end) {
-    if (i + 12 < end) index_prefetch(core, slot->keys[i + 12]);
-    if (i + 8 < end) {
-        int32_t b = index_guess(core, slot->keys[i + 8]);
+ * of the blocks to come are asked for while the present one is compared: the index 24 blocks ahead, then the block it
+ * names and that block's tokens, then its frame. */
+enum { AHEAD_INDEX = 24, AHEAD_BLOCK = 12, AHEAD_FRAME = 6, GUESSES = 16 };
+
+static inline void look_ahead(const Core *core, const Slot *slot, int32_t i, int32_t end, int32_t *guesses) {
+    if (i + AHEAD_INDEX < end) index_prefetch(core, slot->keys[i + AHEAD_INDEX]);
+    if (i + AHEAD_BLOCK < end) {
+        int32_t b = guesses[(i + AHEAD_BLOCK) % GUESSES] = index_guess(core, slot->keys[i + AHEAD_BLOCK]);
         if (b >= 0) {
             __builtin_prefetch(&core->blocks[b], 1);
             __builtin_prefetch(core->block_tokens_at + (size_t)b * (size_t)core->block_tokens);
         }
     }
-    if (i + 4 < end) {
-        int32_t b = index_guess(core, slot->keys[i + 4]);
+    if (i + AHEAD_FRAME < end) {
+        int32_t b = guesses[(i + AHEAD_FRAME) % GUESSES];
         if (b >= 0 && core->blocks[b].copies[slot->device] >= 0)
             __builtin_prefetch(&core->pools[slot->device].frames[core->blocks[b].copies[slot->device]], 1);
     }
@@ -74,15 +77,18 @@ static inline void look_ahead(const Core *core, const Slot *slot, int32_t i, int
 /* Frames of the indexed blocks that continue the row at `tail`, into core->hits; *held: how many are reclaimable now. */
 static int32_t lookup(Core *core, const Slot *slot, int32_t tail, int32_t *held) {
     const Pool *pool = &core->pools[slot->device];
-    int32_t parent = -1, nhits = 0, end = slot->length / core->block_tokens;
+    int32_t parent = -1, nhits = 0, end = blocks_in(core, slot->length);
     *held = 0;
     if (tail) {
         const Frame *frame = &pool->frames[slot->frames[tail - 1]];
         if (!frame->indexed) return 0;
         parent = frame->block;
     }
+    int32_t guesses[GUESSES];
+    for (int32_t k = 0; k < GUESSES; k++) guesses[k] = -1;
+    for (int32_t i = tail; i < end && i < tail + AHEAD_INDEX; i++) index_prefetch(core, slot->keys[i]);
     for (int32_t i = tail; i < end; i++) {
-        look_ahead(core, slot, i, end);
+        look_ahead(core, slot, i, end, guesses);
         int32_t b = find_block(core, slot, i, parent);
         int32_t f = b >= 0 ? core->blocks[b].copies[slot->device] : -1;
         if (f < 0) break;
@@ -153,7 +159,7 @@ int32_t index_entry(Core *core, int32_t s, int32_t i) {
 static int32_t fill(Core *core, int32_t s, int32_t first, bool keeps_tail) {
     Slot *slot = &core->slots[s];
     Pool *pool = &core->pools[slot->device];
-    int32_t size = core->block_tokens, needed = blocks_for(core, slot->length);
+    int32_t size = core->block_tokens, needed = blocks_for(core, slot->length), full = blocks_in(core, slot->length);
     for (int32_t i = first; i < needed; i++) {
         int32_t count = slot->length - i * size < size ? slot->length - i * size : size;
         if (keeps_tail && i == first) {
@@ -166,7 +172,7 @@ static int32_t fill(Core *core, int32_t s, int32_t first, bool keeps_tail) {
                 __builtin_prefetch(&core->blocks[ahead], 1);
                 __builtin_prefetch(core->block_tokens_at + ahead * (size_t)size, 1);
             }
-            if (i + 8 < slot->length / size) index_prefetch(core, slot->keys[i + 8]);
+            if (i + 8 < full) index_prefetch(core, slot->keys[i + 8]);
             int32_t f = frame_alloc(core, slot->device, s);
             TRY(f);
             map_entry(core, s, i, f, count);
@@ -217,7 +223,7 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve) {
         core->n_hits += nhits;
     }
     if (fresh > pool->nfree) return admitted(&core->out, STATUS_EVICT, fresh - pool->nfree, nhits, 0);
-    core->n_misses += slot->length / size - tail - nhits;
+    core->n_misses += blocks_in(core, slot->length) - tail - nhits;
     TRY(fill(core, s, tail + nhits, keeps_tail));
     return admitted(&core->out, STATUS_OK, 0, nhits, fresh);
 }

@@ -73,7 +73,7 @@ int32_t core_advance(Core *core, int32_t s) {
     if (n > mapped_tokens(core, slot))
         return fail(core, CORE_PANIC, "advance: slot %d has %d tokens, %d of them mapped", s, n, mapped_tokens(core, slot));
     while (slot->computed < n) {
-        int32_t i = slot->computed / size;
+        int32_t i = blocks_in(core, slot->computed);
         if (frame_of(core, slot, i)->state != VALID) break;
         int32_t to = n - i * size < size ? n : (i + 1) * size;
         slot->hit_total += to - slot->computed;
@@ -82,7 +82,7 @@ int32_t core_advance(Core *core, int32_t s) {
     if (slot->highwater < slot->computed) slot->highwater = slot->computed;
     int32_t end = slot->computed;
     while (end < n) {
-        int32_t i = end / size;
+        int32_t i = blocks_in(core, end);
         Frame *frame = frame_of(core, slot, i);
         if (frame->state == VALID) break;
         if (frame->indexed && frame->filler != s) {
@@ -100,7 +100,7 @@ int32_t core_advance(Core *core, int32_t s) {
 int32_t core_steal(Core *core, int32_t s) {
     CHECK_SLOT(core, s);
     Slot *slot = &core->slots[s];
-    int32_t i = slot->computed / core->block_tokens;
+    int32_t i = blocks_in(core, slot->computed);
     if (i >= slot->nframes) return 0;
     Frame *frame = frame_of(core, slot, i);
     if (frame->state != FILLING || !frame->indexed || frame->filler == s) return 0;
@@ -121,7 +121,7 @@ static int32_t growth(Core *core, int32_t s) {
     if (n == 0 || slot->computed < n - 1)
         return fail(core, CORE_PANIC, "plan: slot %d decodes with %d of %d tokens computed", s, slot->computed, n);
     if (slot->computed == n) return 0;
-    int32_t i = (n - 1) / core->block_tokens;
+    int32_t i = blocks_in(core, n - 1);
     if (i >= core->entries) return fail(core, CORE_PANIC, "plan: slot %d has %d tokens, more than its row can hold", s, n);
     return i >= slot->nframes ? 1 : !writable(core, s, i);
 }
@@ -130,7 +130,7 @@ static int32_t grow(Core *core, int32_t s) {
     Slot *slot = &core->slots[s];
     int32_t n = slot->length;
     if (slot->computed == n) return 0;
-    int32_t i = (n - 1) / core->block_tokens, count = n - i * core->block_tokens;
+    int32_t i = blocks_in(core, n - 1), count = n - i * core->block_tokens;
     if (i >= slot->nframes) {
         int32_t f = frame_alloc(core, slot->device, s);
         TRY(f);
@@ -152,7 +152,7 @@ static int32_t check_chunk(Core *core, int32_t device, const Chunk *chunk) {
         return fail(core, CORE_PANIC, "plan: slot %d cannot compute %d tokens from %d, %d are computed", chunk->slot,
                     chunk->ntokens, chunk->start, slot->computed);
     if (end <= slot->computed) return 0;
-    for (int32_t i = slot->computed / core->block_tokens; i < blocks_for(core, (int32_t)end); i++) {
+    for (int32_t i = blocks_in(core, slot->computed); i < blocks_for(core, (int32_t)end); i++) {
         const Frame *frame = frame_of(core, slot, i);
         if (frame->state == VALID || (frame->indexed && frame->filler != chunk->slot))
             return fail(core, CORE_PANIC, "I5: slot %d would write frame %d, which is full or another's to fill",
@@ -164,8 +164,9 @@ static int32_t check_chunk(Core *core, int32_t device, const Chunk *chunk) {
 /* 1 if the chunk goes on in a tail that was shared (fork) since the slot was admitted; later entries cannot be. */
 static int32_t chunk_growth(Core *core, const Chunk *chunk) {
     const Slot *slot = &core->slots[chunk->slot];
-    if (slot->computed % core->block_tokens == 0 || chunk->start + chunk->ntokens <= slot->computed) return 0;
-    return !writable(core, chunk->slot, slot->computed / core->block_tokens);
+    int32_t i = blocks_in(core, slot->computed);
+    if (slot->computed == i * core->block_tokens || chunk->start + chunk->ntokens <= slot->computed) return 0;
+    return !writable(core, chunk->slot, i);
 }
 
 /* Mark the slot as part of this pass, and make room for all that it and its commit will store. */
@@ -281,7 +282,7 @@ int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8
     for (int32_t k = 0; k < nprefill; k++) {
         Chunk chunk = chunk_at(prefill, k);
         if (chunk_growth(core, &chunk))
-            TRY(copy_on_write(core, chunk.slot, core->slots[chunk.slot].computed / core->block_tokens));
+            TRY(copy_on_write(core, chunk.slot, blocks_in(core, core->slots[chunk.slot].computed)));
         emit(core, pool, &chunk);
     }
     return 0;
@@ -290,7 +291,7 @@ int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8
 /* Positions up to `end` are computed: validate frames that this fills, index and seal full blocks. */
 static int32_t computed(Core *core, int32_t s, int32_t end) {
     Slot *slot = &core->slots[s];
-    int32_t begin = slot->computed, size = core->block_tokens;
+    int32_t begin = slot->computed;
     if (end <= begin) {
         slot->computed_total++; /* only the last token again, for its logits */
         return 0;
@@ -300,7 +301,7 @@ static int32_t computed(Core *core, int32_t s, int32_t end) {
     if (again > 0) slot->recomputed_total += again;
     slot->computed = end;
     if (slot->highwater < end) slot->highwater = end;
-    for (int32_t i = begin / size; i < end / size; i++) {
+    for (int32_t i = blocks_in(core, begin), stop = blocks_in(core, end); i < stop; i++) {
         Frame *frame = frame_of(core, slot, i);
         if (frame->state == FILLING) {
             frame->state = VALID;
@@ -354,7 +355,12 @@ int32_t core_commit(Core *core, int32_t device, const uint8_t *sampled, const ui
     out->nkept = out->nfinished = 0;
     pool->nflight = 0;
     for (int32_t k = 0; k < nflight; k++) {
-        if (k + 4 < nflight) __builtin_prefetch(&core->slots[pool->flight[k + 4].slot], 1);
+        if (k + 8 < nflight) __builtin_prefetch(&core->slots[pool->flight[k + 8].slot], 1);
+        if (k + 4 < nflight) { /* a block that this pass fills will be looked for in the index */
+            const Slot *ahead = &core->slots[pool->flight[k + 4].slot];
+            int32_t end = pool->flight[k + 4].start + pool->flight[k + 4].ntokens, full = blocks_in(core, end);
+            if (full * core->block_tokens == end) index_prefetch(core, ahead->keys[full - 1]);
+        }
         Chunk chunk = pool->flight[k];
         Slot *slot = &core->slots[chunk.slot];
         slot->in_flight = false;

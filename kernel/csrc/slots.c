@@ -31,7 +31,7 @@ int32_t reserve_frames(Core *core, Slot *slot, int32_t entries) {
 
 /* Keys of the blocks that the log filled when it grew beyond `from` tokens. */
 void extend_keys(Core *core, Slot *slot, int32_t from) {
-    int32_t first = from / core->block_tokens, end = slot->length / core->block_tokens;
+    int32_t first = blocks_in(core, from), end = blocks_in(core, slot->length);
     if (first == end) return;
     Key key = first ? slot->keys[first - 1] : slot->root;
     for (int32_t i = first; i < end; i++)
@@ -136,7 +136,7 @@ int32_t core_truncate(Core *core, int32_t s, int32_t length) {
     Slot *slot = &core->slots[s];
     CHECK_IDLE(core, slot);
     if (length >= slot->length) return 0;
-    int32_t size = core->block_tokens, last = length / size, rest = length % size;
+    int32_t size = core->block_tokens, last = blocks_in(core, length), rest = length - last * size;
     slot->length = length;
     if (slot->computed > length) slot->computed = length;
     if (slot->highwater > length) slot->highwater = length;
@@ -198,7 +198,7 @@ int32_t core_fork(Core *core, int32_t s, int32_t n) {
         Slot *child = &core->slots[c];
         if (parent->length) memcpy(child->log, parent->log, (size_t)parent->length * sizeof *child->log);
         if (parent->length >= core->block_tokens)
-            memcpy(child->keys, parent->keys, (size_t)(parent->length / core->block_tokens) * sizeof *child->keys);
+            memcpy(child->keys, parent->keys, (size_t)blocks_in(core, parent->length) * sizeof *child->keys);
         child->length = parent->length;
         child->computed = child->highwater = parent->computed;
         fork_row(core, parent, c);

@@ -35,18 +35,22 @@ typedef struct {
 } Frame;
 
 typedef struct {
-    int32_t *log, *frames, *stops;
-    Key *keys;
+    /* what planning and committing a decode step touch: one cache line */
+    int32_t *log, *frames;
     int16_t *counts;
-    int32_t length, log_room, nframes, frames_room, nstops;
-    int32_t computed, highwater, device, domain, pending_src, pending_entry;
+    Key *keys;
+    int32_t length, nframes, computed, highwater;
+    int32_t device, pending_src, pending_entry;
     bool used, in_flight, discard, running;
+    /* what they touch less of: a second one */
     uint32_t pass; /* number of the last plan that names it */
-    int64_t max_tokens, generated, limit, conn, request;
-    int64_t computed_total, hit_total, recomputed_total, generated_total;
+    int32_t log_room, frames_room, nstops, *stops;
+    int64_t max_tokens, generated, limit, computed_total, generated_total;
+    int64_t conn, request, hit_total, recomputed_total;
     Key root;
+    int32_t domain;
     uint8_t template[SEQ_BYTES];
-} Slot;
+} __attribute__((aligned(64))) Slot;
 
 typedef struct {
     int32_t slot, start, ntokens, flags, score_from, left;
@@ -69,6 +73,7 @@ typedef struct {
 struct Core {
     Sip keyed; /* SipHash state after the secret */
     Key mask;
+    uint64_t reciprocal; /* of block_tokens, times 2^64; 0 stands for 1 */
     int32_t block_tokens, nslots, entries, devices, nblocks;
     Pool pools[MAX_DEVICES];
     Block *blocks;
@@ -129,8 +134,14 @@ static inline int32_t mapped_tokens(const Core *core, const Slot *slot) {
     return slot->nframes ? (slot->nframes - 1) * core->block_tokens + slot->counts[slot->nframes - 1] : 0;
 }
 
+/* tokens / block_tokens by a multiplication: exact for tokens * block_tokens < 2^64, and decoding does eight a step. */
+static inline int32_t blocks_in(const Core *core, int32_t tokens) {
+    if (core->reciprocal == 0) return tokens;
+    return (int32_t)((unsigned __int128)core->reciprocal * (uint32_t)tokens >> 64);
+}
+
 static inline int32_t blocks_for(const Core *core, int32_t tokens) {
-    return (int32_t)(((int64_t)tokens + core->block_tokens - 1) / core->block_tokens);
+    return blocks_in(core, tokens + core->block_tokens - 1);
 }
 
 /* Row entry i names frame f.  The kernel keeps its own copy of frames and counts: a driver cannot lie to it. */

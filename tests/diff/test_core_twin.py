@@ -48,11 +48,12 @@ class Cores:
     """Calls both cores and compares.  `twin` is what the model reads."""
 
     def __init__(self, devices: int, hash_bits: int) -> None:
-        kinds = (TwinCore, Core)
-        self.rows = [[bytearray(LAYOUT.total_bytes) for _ in range(devices)] for _ in kinds]
+        self.rows = [[bytearray(LAYOUT.total_bytes) for _ in range(devices)] for _ in range(2)]
+        views = [[memoryview(r) for r in rows] for rows in self.rows]
+        capacities = [CAPACITY - d for d in range(devices)]
         self.each: list[CoreApi] = [
-            kind(SECRET, SIZE, LAYOUT, [CAPACITY - d for d in range(devices)], [memoryview(r) for r in rows], hash_bits)
-            for kind, rows in zip(kinds, self.rows, strict=True)
+            TwinCore(SECRET, SIZE, LAYOUT, capacities, views[0], hash_bits),
+            Core(SECRET, SIZE, LAYOUT, capacities, views[1], hash_bits),
         ]
         self.twin = self.each[0]
 
@@ -231,10 +232,10 @@ class CoreMachine(RuleBasedStateMachine):
         if s is None:
             return
         at = self.cores.advance(s)
-        if at.blocked_by >= 0 and thief and not self.twin.in_flight(at.blocked_by):
-            if not self.twin.is_running(at.blocked_by):
-                self.cores.steal(s)
-                assert self.cores.advance(s).ready > 0
+        filler = at.blocked_by
+        if thief and filler >= 0 and not self.twin.in_flight(filler) and not self.twin.is_running(filler):
+            self.cores.steal(s)
+            assert self.cores.advance(s).ready > 0
 
     @rule(data=st.data(), device=st.integers(0, 1), most=st.integers(1, 5), budget=st.integers(1, 9))
     def plan(self, data: st.DataObject, device: int, most: int, budget: int) -> None:
@@ -451,7 +452,7 @@ def test_core_and_twin_agree(devices: int, hash_bits: int) -> None:
 
     Machine.devices = devices
     Machine.hash_bits = hash_bits
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Machine,
         settings=settings(
             max_examples=EXAMPLES, stateful_step_count=60, deadline=None,
