@@ -45,6 +45,13 @@ def tier_row(m: Machine, device: Device) -> TierRow:
 
 
 def uname(m: Machine) -> UnameResult:
+    """Nothing in it ever changes: always the same object, so that the daemon need not encode it again."""
+    if m.uname is None:
+        m.uname = _uname(m)
+    return m.uname
+
+
+def _uname(m: Machine) -> UnameResult:
     c = m.config
     stops = b"".join(t.to_bytes(4, "little") for t in c.stop_tokens)
     return UnameResult(

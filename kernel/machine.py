@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .calls import ForwardResult, GenerateResult, ScoreResult, Usage, WaitResult
+from .calls import ForwardResult, GenerateResult, ScoreResult, UnameResult, Usage, WaitResult
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
@@ -62,6 +62,7 @@ class Machine:
         self.schedulers = [Scheduler(self, d.index) for d in self.devices]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
+        self.uname: UnameResult | None = None
         self._effects: list[Effect] = []
         self._domains: dict[str, tuple[int, bytes]] = {}
         self._next_pid = self._next_cid = self._next_order = self._next_timer = 0

@@ -28,13 +28,18 @@ BAD_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError, KeyError
 
 
 class Route:
-    """A call with its decoder.  `kept` is a result that the kernel gave again as the very same object, with its bytes."""
+    """A call with its decoder.
 
-    __slots__ = ("call", "decode", "errnos", "kept", "kept_raw", "name")
+    prepares        the daemon has work of its own to do for it (text, streams)
+    kept, kept_raw  a result that the kernel may give again as the very same object, with its bytes
+    """
+
+    __slots__ = ("call", "decode", "errnos", "kept", "kept_raw", "name", "prepares")
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.name = call.name
+        self.prepares = call.name in ("append", "generate")
         self.errnos = frozenset(int(errno) for errno in call.errnos)
         self.decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(call.args).decode
         self.kept: Record | None = None
@@ -48,6 +53,8 @@ envelope: Final[Callable[[bytes], tuple[int, int, msgspec.Raw]]] = msgspec.msgpa
     tuple[int, int, msgspec.Raw]
 ).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
+_SMALL_BYTES: Final = 1024
+_SMALL: Final = tuple(header(size) for size in range(_SMALL_BYTES))
 
 
 class Refusal(NamedTuple):
@@ -71,10 +78,12 @@ def result_reply(request: int, route: Route, result: Record) -> bytes:
     """
     if result is route.kept:
         body = _encode((request, 0, route.kept_raw))
-        return header(len(body)) + body
-    if route.name == "uname":
-        route.kept, route.kept_raw = result, msgspec.Raw(_encode(result))
+        return _SMALL[len(body)] + body
     body = _encode((request, 0, result))
+    if len(body) < _SMALL_BYTES:
+        if route.name == "uname" and len(body) < _SMALL_BYTES - 16:  # room for a longer id
+            route.kept, route.kept_raw = result, msgspec.Raw(_encode(result))
+        return _SMALL[len(body)] + body
     if len(body) > MAX_MESSAGE_BYTES:
         message = f"{route.name}: the result is {len(body)} bytes, more than a message holds; ask for less"
         return reply(request, E.E2BIG, {"message": message, "bytes": len(body), "limit": MAX_MESSAGE_BYTES})

@@ -37,7 +37,16 @@ def test_pyright_agrees(tmp_path: Path) -> None:
     wrong.write_text((HERE / "wrong_api.txt").read_text())
     settings: dict[str, Any] = {"extraPaths": [str(ROOT / "src")], "include": [str(HERE / "typed_api.py"), str(wrong)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "pyright", "--project", str(tmp_path), "--pythonpath", sys.executable, "--outputjson"]
+    command = [
+        sys.executable,
+        "-m",
+        "pyright",
+        "--project",
+        str(tmp_path),
+        "--pythonpath",
+        sys.executable,
+        "--outputjson",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     diagnostics = json.loads(ran.stdout)["generalDiagnostics"]
     found = {(Path(d["file"]).name, d["range"]["start"]["line"] + 1) for d in diagnostics if d["severity"] == "error"}
