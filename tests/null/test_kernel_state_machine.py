@@ -58,7 +58,7 @@ class KernelMachine(RuleBasedStateMachine):
         self.clients: list[SimulatedClient] = []
         self.contexts: list[Mirror] = []
         self.scores: list[tuple[SimulatedClient, int, list[float]]] = []
-        self.stopped: set[int] = set()
+        self.stopped: dict[int, SimulatedClient] = {}  # pid -> its client
         self.paused: set[int] = set()
         self.last_done: ExecDone | None = None
 
@@ -259,7 +259,10 @@ class KernelMachine(RuleBasedStateMachine):
             return
         stopping = mirror.pid not in self.stopped
         mirror.client.result(mirror.client.post("kill", mirror.pid, 19 if stopping else 18))
-        self.stopped ^= {mirror.pid}
+        if stopping:
+            self.stopped[mirror.pid] = mirror.client
+        else:
+            del self.stopped[mirror.pid]
 
     @rule(which=st.integers(0, 9))
     @precondition(lambda self: self.clients)
@@ -281,6 +284,7 @@ class KernelMachine(RuleBasedStateMachine):
         client = self.clients.pop(which % len(self.clients))
         self.system.disconnect(client)
         self.paused.discard(client.conn)
+        self.stopped = {pid: c for pid, c in self.stopped.items() if c is not client}
         self.contexts = [m for m in self.contexts if m.client is not client]
         self.scores = [s for s in self.scores if s[0] is not client]
 
@@ -291,9 +295,8 @@ class KernelMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for conn in sorted(self.paused):
             self.system.step(Resume(conn))
-        for mirror in self.contexts:
-            if mirror.pid in self.stopped:
-                mirror.client.post("kill", mirror.pid, 18)
+        for pid, client in self.stopped.items():
+            client.call("kill", pid, 18)
         self.system.run()
         self.settle()
         for mirror in self.contexts:
