@@ -136,6 +136,7 @@ Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32
     core->free_slots = malloc((size_t)slots * sizeof *core->free_slots);
     core->index = table(size, sizeof *core->index);
     core->hits = malloc((size_t)entries * sizeof *core->hits);
+    ok = grow_array((void **)&core->out.list, &core->list_room, (size_t)slots, sizeof(int32_t)) && ok;
     if (!ok || !core->blocks || !core->block_tokens_at || !core->free_blocks || !core->slots || !core->free_slots ||
         !core->index || !core->hits) {
         core_free(core);
