@@ -192,6 +192,27 @@ static void score_block(const ax_engine *e, const ax_task *task, const ax_span *
         scores_table[e->s.kv_dtype][q->mr](words, a, k, s->scores + p);
 }
 
+AX_INLINE int is_thin(int kind, int rows, int words) {
+#if AX_PAIRED
+    return kind == AX_BF16 && rows <= THIN_ROWS && words % 4 == 0;
+#else
+    (void)kind, (void)rows, (void)words;
+    return 0;
+#endif
+}
+
+/* A tile against one register block of few rows, without panels. */
+AX_INLINE void thin_tile(const ax_engine *e, const ax_task *task, const ax_span *span, int at, const tile_t *t,
+                         const tile_t *next, const ax_rows *q, int depth, int words, float scale, ax_scratch *s) {
+#if AX_PAIRED
+    thin_scores_table[q->mr](t, next, words, q->data, s->scores);
+    softmax_block(e, task, span, at, 0, q->mr, scale, s);
+    thin_values_table[q->mr](t, next, e, (const uint32_t *)s->p, s->out, depth, s->alpha);
+#else
+    (void)e, (void)task, (void)span, (void)at, (void)t, (void)next, (void)q, (void)depth, (void)words, (void)scale, (void)s;
+#endif
+}
+
 /* Do one task.  `follower` is the task this thread does next (or NULL): its first tile is fetched during our last. */
 static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *follower, ax_scratch *s) {
     const ax_span *span = &e->spans[task->span];
@@ -214,13 +235,17 @@ static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *
         tile_t *next = &tiles[now ^ 1];
         if (at + AX_TILE < end || follower == NULL) entry = tile_at(e, task, layer, at + AX_TILE, entry, next);
         else tile_at(e, follower, layer, first_tile(e, follower), 0, next);
-        pack_keys(t, next, words, (uint32_t *)s->k_panels);
-        pack_values(t, next, e, (uint32_t *)s->v_panels);
+        int thin = is_thin(kind, rows, words) && !t->mixed;
+        if (!thin) {
+            pack_keys(t, next, words, (uint32_t *)s->k_panels);
+            pack_values(t, next, e, (uint32_t *)s->v_panels);
+        }
         if (!t->mixed && t->shift[0] != packed_shift) {
             packed_shift = t->shift[0];
             pack_queries(e, task, span, packed_shift, &q, s->row);
         } else if (t->mixed) packed_shift = NO_SHIFT;
-        for (int block = 0; block * q.mr < rows; block++) {
+        if (thin) thin_tile(e, task, span, at, t, next, &q, depth, words, scale, s);
+        for (int block = 0; !thin && block * q.mr < rows; block++) {
             score_block(e, task, span, t, &q, block, words, s);
             softmax_block(e, task, span, at, block * q.mr, q.mr, scale, s);
             const uint32_t *v = (const uint32_t *)s->v_panels;

@@ -43,40 +43,39 @@ static int find_entry(const ax_span *span, int position) { /* the last entry tha
 }
 
 #if AX_VL == 16
-/* Transpose 16 rows of 16 words: out[w][32] gets word w of every row, in lanes 0..15. */
-AX_INLINE void transpose_16(const uint8_t *const *row, size_t at, uint32_t *out) {
-    __m512i r[16], t[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(row[i] + at);
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
+/* Four words of 16 rows, transposed: out[w] holds word w of every row in order.  Masked broadcasts put row i + 4k into
+ * lane k, which leaves half of the shuffles of the usual 16 x 16 transpose. */
+AX_INLINE void words_of_16(const uint8_t *const *row, size_t at, __m512i out[4]) {
+    __m512i x[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88), b = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-        __m512i c = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd), d = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-        _mm512_storeu_si512(out + (size_t)i * AX_PANEL, _mm512_shuffle_i32x4(a, b, 0x88));
-        _mm512_storeu_si512(out + (size_t)(i + 8) * AX_PANEL, _mm512_shuffle_i32x4(a, b, 0xdd));
-        _mm512_storeu_si512(out + (size_t)(i + 4) * AX_PANEL, _mm512_shuffle_i32x4(c, d, 0x88));
-        _mm512_storeu_si512(out + (size_t)(i + 12) * AX_PANEL, _mm512_shuffle_i32x4(c, d, 0xdd));
+        x[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(row[i] + at)));
+        x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x00f0, _mm_loadu_si128((const __m128i *)(row[i + 4] + at)));
+        x[i] = _mm512_mask_broadcast_i32x4(x[i], 0x0f00, _mm_loadu_si128((const __m128i *)(row[i + 8] + at)));
+        x[i] = _mm512_mask_broadcast_i32x4(x[i], 0xf000, _mm_loadu_si128((const __m128i *)(row[i + 12] + at)));
     }
+    __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpacklo_epi32(x[2], x[3]);
+    __m512i c = _mm512_unpackhi_epi32(x[0], x[1]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+    out[0] = _mm512_unpacklo_epi64(a, b);
+    out[1] = _mm512_unpackhi_epi64(a, b);
+    out[2] = _mm512_unpacklo_epi64(c, d);
+    out[3] = _mm512_unpackhi_epi64(c, d);
+}
+
+typedef struct { __m512i low, high; } pairing_t; /* permutations that interleave two rows of 32 bfloat16 */
+
+AX_INLINE pairing_t pairing(void) {
+    const __m512i step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i low = _mm512_add_epi32(_mm512_mullo_epi32(step, _mm512_set1_epi32(0x00010001)), _mm512_set1_epi32(0x00200000));
+    return (pairing_t){low, _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010))};
 }
 #endif
 
-/* Ask for 32 rows of the tile that comes next.  Frames lie anywhere, so the hardware cannot foresee them; asked for a
+/* Ask for `rows` rows of the tile that comes next.  Frames lie anywhere, so the hardware cannot foresee them; asked for a
  * tile ahead, their latency hides behind this tile's arithmetic. */
-AX_INLINE void fetch_rows(const tile_t *next, int from, size_t offset, size_t row_bytes) {
-    for (int i = from; i < from + AX_PANEL && i < next->n; i++)
-        for (size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(next->key[i] + offset + b, 0, 3);
+AX_INLINE void fetch_rows(const tile_t *next, int from, int rows, size_t offset, size_t row_bytes) {
+    for (int i = from; i < from + rows && i < next->n; i++)
+        for (size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(next->key[i] + offset + b, 0, 2);
 }
 
 /* K of a tile -> [AX_TILE / 32][words][32]: a word is a float32, or a pair of bfloat16 along D. */
@@ -84,13 +83,16 @@ static void pack_keys(const tile_t *t, const tile_t *next, int words, uint32_t *
     const uint8_t *row[AX_TILE];
     for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] : zero_row;
     for (int p = 0; p < t->n; p += AX_PANEL) {
-        fetch_rows(next, p, 0, (size_t)words * 4);
+        fetch_rows(next, p, AX_PANEL, 0, (size_t)words * 4);
         uint32_t *panel = out + (size_t)(p / AX_PANEL) * (size_t)words * AX_PANEL;
         int w = 0;
 #if AX_VL == 16
-        for (; w + 16 <= words; w += 16) {
-            transpose_16(row + p, (size_t)w * 4, panel + (size_t)w * AX_PANEL);
-            transpose_16(row + p + 16, (size_t)w * 4, panel + (size_t)w * AX_PANEL + 16);
+        for (; w + 4 <= words; w += 4) {
+            __m512i column[4];
+            for (int half = 0; half < 2; half++) {
+                words_of_16(row + p + 16 * half, (size_t)w * 4, column);
+                for (int i = 0; i < 4; i++) _mm512_storeu_si512(panel + (size_t)(w + i) * AX_PANEL + 16 * half, column[i]);
+            }
         }
 #endif
         for (int i = 0; i < AX_PANEL; i++)
@@ -103,8 +105,7 @@ static void pack_values(const tile_t *t, const tile_t *next, const ax_engine *e,
     int head_dim = e->s.head_dim, depth = e->s.kv_dtype == AX_BF16 ? AX_TILE / 2 : AX_TILE;
     const uint8_t *row[AX_TILE];
     for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] + e->plane_bytes : zero_row;
-    for (int i = 0; i < AX_TILE; i += AX_PANEL)
-        fetch_rows(next, i, e->plane_bytes, (size_t)head_dim * (e->s.kv_dtype == AX_BF16 ? 2 : 4));
+    fetch_rows(next, 0, AX_TILE, e->plane_bytes, (size_t)head_dim * (e->s.kv_dtype == AX_BF16 ? 2 : 4));
     int used = e->s.kv_dtype == AX_BF16 ? (t->n + 1) / 2 : t->n;
     for (int d = 0; d < head_dim; d += AX_PANEL) {
         uint32_t *panel = out + (size_t)(d / AX_PANEL) * (size_t)depth * AX_PANEL;
@@ -114,15 +115,13 @@ static void pack_values(const tile_t *t, const tile_t *next, const ax_engine *e,
             continue;
         }
 #if AX_VL == 16
-        const __m512i one = _mm512_set1_epi32(0x00200000), step = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i low = _mm512_add_epi32(_mm512_mullo_epi32(step, _mm512_set1_epi32(0x00010001)), one); /* a[i], b[i] */
-        const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(0x00100010));
+        const pairing_t pair = pairing();
         __mmask32 lanes = n == 32 ? 0xffffffffu : (1u << n) - 1u;
         for (int i = 0; i < used; i++) {
             __m512i a = _mm512_maskz_loadu_epi16(lanes, row[2 * i] + (size_t)d * 2);
             __m512i b = _mm512_maskz_loadu_epi16(lanes, row[2 * i + 1] + (size_t)d * 2);
-            _mm512_storeu_si512(panel + (size_t)i * AX_PANEL, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_storeu_si512(panel + (size_t)i * AX_PANEL + 16, _mm512_permutex2var_epi16(a, high, b));
+            _mm512_storeu_si512(panel + (size_t)i * AX_PANEL, _mm512_permutex2var_epi16(a, pair.low, b));
+            _mm512_storeu_si512(panel + (size_t)i * AX_PANEL + 16, _mm512_permutex2var_epi16(a, pair.high, b));
         }
 #else
         for (int i = 0; i < used; i++) {
@@ -133,3 +132,79 @@ static void pack_values(const tile_t *t, const tile_t *next, const ax_engine *e,
     }
 }
 
+
+#if AX_PAIRED
+/* The same sums as packing and the product kernels make, bit for bit, with the panels left in registers: with the few
+ * rows of a decode task, storing and reloading panels costs more than the products. */
+enum { THIN_ROWS = 8 };
+
+AX_INLINE void thin_scores(const int mr, const tile_t *t, const tile_t *next, int words, const uint32_t *q, float *scores) {
+    for (int p = 0; p < t->n; p += 16) {
+        const uint8_t *row[16];
+        for (int i = 0; i < 16; i++) row[i] = p + i < t->n ? t->key[p + i] : zero_row;
+        fetch_rows(next, p, 16, 0, (size_t)words * 4);
+        __m512 sum[THIN_ROWS];
+#pragma GCC unroll 8
+        for (int m = 0; m < mr; m++) sum[m] = _mm512_setzero_ps();
+        for (int w = 0; w < words; w += 4) {
+            __m512i column[4];
+            words_of_16(row, (size_t)w * 4, column);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+#pragma GCC unroll 8
+                for (int m = 0; m < mr; m++)
+                    sum[m] = _mm512_dpbf16_ps(sum[m], (__m512bh)column[i], (__m512bh)_mm512_set1_epi32((int)q[(w + i) * mr + m]));
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < mr; m++) _mm512_storeu_ps(scores + m * AX_TILE + p, sum[m]);
+    }
+}
+
+AX_INLINE void thin_values(const int mr, const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p,
+                           float *out, long step, const float *alpha) {
+    const pairing_t pair = pairing();
+    const size_t plane = e->plane_bytes;
+    for (int d = 0; d < e->s.head_dim; d += AX_PANEL) {
+        int n = e->s.head_dim - d < AX_PANEL ? e->s.head_dim - d : AX_PANEL;
+        __mmask32 lanes = n == 32 ? 0xffffffffu : (1u << n) - 1u;
+        __m512 sum[THIN_ROWS][2];
+#pragma GCC unroll 8
+        for (int m = 0; m < mr; m++)
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; j++) sum[m][j] = (__m512)(vload(out + m * step + d + 16 * j) * alpha[m]);
+        for (int i = 0; i < t->n; i += 2) {
+            const uint8_t *second = i + 1 < t->n ? t->key[i + 1] + plane : zero_row;
+            __m512i a = _mm512_maskz_loadu_epi16(lanes, t->key[i] + plane + (size_t)d * 2);
+            __m512i b = _mm512_maskz_loadu_epi16(lanes, second + (size_t)d * 2);
+            __m512bh low = (__m512bh)_mm512_permutex2var_epi16(a, pair.low, b);
+            __m512bh high = (__m512bh)_mm512_permutex2var_epi16(a, pair.high, b);
+            if (d == 0) fetch_rows(next, i, 2, plane, (size_t)e->s.head_dim * 2);
+#pragma GCC unroll 8
+            for (int m = 0; m < mr; m++) {
+                __m512bh x = (__m512bh)_mm512_set1_epi32((int)p[m * (AX_TILE / 2) + i / 2]);
+                sum[m][0] = _mm512_dpbf16_ps(sum[m][0], low, x);
+                sum[m][1] = _mm512_dpbf16_ps(sum[m][1], high, x);
+            }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < mr; m++)
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; j++) vstore(out + m * step + d + 16 * j, (vf)sum[m][j]);
+    }
+}
+
+#define AX_THIN(mr)                                                                                                     \
+    static void thin_scores_##mr(const tile_t *t, const tile_t *next, int words, const uint32_t *q, float *scores) {    \
+        thin_scores(mr, t, next, words, q, scores);                                                                     \
+    }                                                                                                                   \
+    static void thin_values_##mr(const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p, float *out, \
+                                 long step, const float *alpha) {                                                       \
+        thin_values(mr, t, next, e, p, out, step, alpha);                                                               \
+    }
+AX_THIN(1) AX_THIN(2) AX_THIN(3) AX_THIN(4) AX_THIN(5) AX_THIN(6) AX_THIN(7) AX_THIN(8)
+#define AX_EACH_THIN(f) {NULL, f##1, f##2, f##3, f##4, f##5, f##6, f##7, f##8}
+
+static void (*const thin_scores_table[])(const tile_t *, const tile_t *, int, const uint32_t *, float *) = AX_EACH_THIN(thin_scores_);
+static void (*const thin_values_table[])(const tile_t *, const tile_t *, const ax_engine *, const uint32_t *, float *, long,
+                                         const float *) = AX_EACH_THIN(thin_values_);
+#endif
