@@ -103,7 +103,7 @@ def _frames(
                 problems.append(f"I1: frame {f} of device {d} is reclaimable but mapped, wired or not cache")
         elif refs[f] == 0 and wired_now[f] == 0:
             problems.append(f"I1: frame {f} of device {d} is neither mapped, free nor reclaimable: leaked")
-        if children[f] != child_count[b] or (stamp[f] == 0 and refs[f] == 0 and children[f]):
+        if children[f] != child_count[b]:
             problems.append(f"frame {f} of device {d} counts {children[f]} children, {child_count[b]} are there")
         if indexed[b] and parent[b] >= 0 and copies[parent[b] * devices + d] < 0:
             problems.append(f"block {b} outlived its parent {parent[b]} on device {d}")
