@@ -47,15 +47,16 @@ test: model
 
 # Two at a time and all of them, so that one run shows everything that is wrong.
 check: build
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target mypy pyright ruff imports syscalls-doc
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target mypy pyright ruff format imports syscalls-doc
 
-.PHONY: mypy pyright ruff imports syscalls-doc
+.PHONY: mypy pyright ruff format imports syscalls-doc
 mypy: build
 	$(BIN)/mypy
 pyright: build
 	$(BIN)/pyright
 ruff: build
 	$(BIN)/ruff check .
+format: build
 	$(BIN)/ruff format --check .
 imports: build
 	$(BIN)/lint-imports
