@@ -62,7 +62,13 @@ class Daemon:
         self._stopping = asyncio.Event()
         self._status = 0
         self.dispatcher: Final = Dispatcher(
-            kernel, port, text, on_timer=_on_timer, on_halt=lambda: self.stop("shutdown"), on_panic=self._panic
+            kernel,
+            port,
+            text,
+            on_soon=_on_soon,
+            on_timer=_on_timer,
+            on_halt=lambda: self.stop("shutdown"),
+            on_panic=self._panic,
         )
 
     def feed(self, event: Event) -> None:
@@ -136,6 +142,10 @@ class Daemon:
         traceback.print_exception(error, file=sys.stderr)
         sys.stderr.flush()
         self.stop("panic")
+
+
+def _on_soon(work: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(work)
 
 
 def _on_timer(delay_ns: int, fire: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -39,15 +39,19 @@ from attnix.kernel.events import (
 from attnix.kernel.params import MAX_REQUESTS
 
 from . import wire
+from .abi import Record
 from .framing import Oversized
 from .listen import Credentials
 from .ports import DriverPort, Failure, KernelPort, TextPort
 from .streams import Stream
-from .wire import ROUTES, Refusal, Route, envelope, result_reply
+from .wire import MAX_REQUEST_ID, ROUTES, Refusal, Route, envelope, result_reply
 
 TAIL_TOKENS: Final = 64  # how much of a context's end the chat template wants to see
 
 REQUESTS_AT_ONCE: Final = 512  # of one connection, before its answers are written: bounds what a turn holds in memory
+
+BUSY_NS: Final = 20_000  # messages of different clients that come closer together are a crowd ...
+BUSY_TIMES: Final = 8  # ... when it happens so often in a row
 
 _APPEND: Final = next(route for route in ROUTES.values() if route.name == "append")
 _GENERATE: Final = next(route for route in ROUTES.values() if route.name == "generate")
@@ -80,11 +84,24 @@ class Client:
     waiting      a text job must end before the next request is taken: requests of a connection stay in order
     """
 
-    __slots__ = ("conn", "ended", "faulted", "inbox", "outbox", "outstanding", "peer", "streams", "unread", "waiting")
+    __slots__ = (
+        "conn",
+        "ended",
+        "faulted",
+        "inbox",
+        "outbox",
+        "outstanding",
+        "peer",
+        "streams",
+        "unread",
+        "waiting",
+        "write",
+    )
 
     def __init__(self, conn: int, peer: Peer) -> None:
         self.conn: Final = conn
         self.peer: Final = peer
+        self.write = peer.write
         self.inbox: deque[bytes | Oversized] = deque()
         self.outbox: list[bytes] = []
         self.outstanding: dict[int, Route] = {}
@@ -98,6 +115,7 @@ class Client:
 class Dispatcher:
     """port, text: see ports.py; text None means a model without a tokenizer.
 
+    on_soon(work)             calls `work` when the event loop has read what there is to read now
     on_timer(delay_ns, fire)  calls `fire` after that time, once
     on_halt()                 the kernel accepted a shutdown
     on_panic(error, event)    the kernel broke; no event is taken after it
@@ -109,6 +127,7 @@ class Dispatcher:
         port: DriverPort,
         text: TextPort | None,
         *,
+        on_soon: Callable[[Callable[[], None]], None],
         on_timer: Callable[[int, Callable[[], None]], None],
         on_halt: Callable[[], None],
         on_panic: Callable[[BaseException, Event | None], None],
@@ -117,6 +136,7 @@ class Dispatcher:
         self._kernel = kernel
         self._port = port
         self._text = text
+        self._on_soon = on_soon
         self._on_timer = on_timer
         self._on_halt = on_halt
         self._on_panic = on_panic
@@ -126,6 +146,10 @@ class Dispatcher:
         self._dirty: dict[int, Client] = {}
         self._in_turn = False
         self._now_ns = 0
+        self._gathering = False
+        self._gathered: list[Client] = []
+        self._busy = 0  # how sure we are that many clients are
+        self._last_client: Client | None = None
         self._event: Event | None = None
         self._last_conn = 0
         self._dead = False
@@ -166,9 +190,59 @@ class Dispatcher:
         self._turn(self._leave_if_done, client)
 
     def receive(self, client: Client, messages: list[bytes | Oversized]) -> None:
-        """Messages came."""
-        client.inbox.extend(messages)
-        self._turn(self._take, client)
+        """Messages came.
+
+        A lone request is taken at once.  When many clients are busy, what they sent is gathered until the loop has read
+        all of them and then taken in one go: the same code runs for all while it is in the caches, which saves an
+        eighth of the whole cost of a call.  (Gathering alone would cost a lone client a microsecond of latency.)
+        """
+        if self._gathering:
+            client.inbox.extend(messages)
+            if not self._gathered:
+                self._on_soon(self._take_gathered)
+            self._gathered.append(client)
+            return
+        now_ns = self._clock()
+        if now_ns - self._now_ns < BUSY_NS and client is not self._last_client:
+            self._busy += 1
+            self._gathering = self._busy >= BUSY_TIMES
+        else:
+            self._busy = 0
+        self._last_client = client
+        if len(messages) != 1 or client.inbox or client.ended or self._in_turn:
+            client.inbox.extend(messages)
+            self._turn(self._take, client)
+            return
+        client.inbox.append(messages[0])
+        self._take_each((client,), now_ns)
+
+    def _take_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        self._busy = BUSY_TIMES if len(gathered) > 2 else self._busy - 1
+        self._gathering = self._busy > 0
+        self._take_each(gathered, self._clock())
+
+    def _take_each(self, clients: Iterable[Client], now_ns: int) -> None:
+        """A turn for clients that most often have one request each, answered on the spot."""
+        if self._dead:
+            return
+        self._in_turn = True
+        self._now_ns = now_ns
+        try:
+            for client in clients:
+                inbox = client.inbox
+                if len(inbox) != 1 or client.waiting or client.unread or client.ended:
+                    self._take(client)
+                    continue
+                answer = self._request(client, inbox.popleft())
+                if answer is not None:
+                    client.write(answer)
+            if self._events or self._dirty:
+                self._settle()
+        except Exception as error:
+            self._break(error)
+        finally:
+            self._in_turn = False
 
     def feed(self, event: Event) -> None:
         """Something else happened: a driver answered, a client left too much unread, a line for dmesg."""
@@ -232,14 +306,22 @@ class Dispatcher:
         try:
             if work is not None and client is not None:
                 work(client)
-            while self._events or self._dirty:
-                self._drain()
-                self._flush()
-        except Exception as error:  # the kernel's, or ours: the state behind it is not to be served from
-            self._dead = True
-            self._on_panic(error, self._event)
+            self._settle()
+        except Exception as error:
+            self._break(error)
         finally:
             self._in_turn = False
+
+    def _settle(self) -> None:
+        """The end of a turn: no event is left, and everybody's answers are written."""
+        while self._events or self._dirty:
+            self._drain()
+            self._flush()
+
+    def _break(self, error: Exception) -> None:
+        """The kernel's error, or ours: the state behind it is not to be served from."""
+        self._dead = True
+        self._on_panic(error, self._event)
 
     def _drain(self) -> None:
         events = self._events
@@ -256,10 +338,10 @@ class Dispatcher:
         for client in dirty.values():
             outbox, client.outbox = client.outbox, []
             if outbox:
-                client.peer.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
+                client.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
             if client.faulted:
                 client.peer.finish()
-            elif client.inbox:
+            elif client.inbox and not (client.waiting or client.unread):
                 self._take(client)
             elif client.ended:
                 self._leave_if_done(client)
@@ -275,54 +357,55 @@ class Dispatcher:
     # -- requests ----------------------------------------------------------------------------------------------
 
     def _take(self, client: Client) -> None:
-        """Take the requests in the inbox, until one has to wait.
-
-        The hot path: a request that the kernel answers in its own step, as most are, costs two decodes, the step, an
-        encode and an append to the outbox, and is never entered among the outstanding.
-        """
-        inbox, outstanding, outbox, conn = client.inbox, client.outstanding, client.outbox, client.conn
-        step, now_ns, max_id = self._kernel.step, self._now_ns, wire.MAX_REQUEST_ID
-        if client.waiting or client.unread:
-            return
-        self._dirty[conn] = client
-        accepting, left = self.accepting, REQUESTS_AT_ONCE
-        while inbox and left:
+        """Take the requests in the inbox, until one has to wait."""
+        inbox, outbox, request = client.inbox, client.outbox, self._request
+        left = REQUESTS_AT_ONCE
+        while inbox and left and not client.waiting and not client.unread:
             left -= 1
-            body = inbox.popleft()
-            try:
-                request, number, raw = envelope(body)  # type: ignore[arg-type]  # Oversized: a TypeError, below
-                route = ROUTES[number]
-                args = route.decode(raw)
-            except wire.BAD_MESSAGE:
-                self._refuse(client, self._why(client, body))
-                continue
-            if request in outstanding or not 0 < request <= max_id:
-                self._refuse(client, self._why(client, body))
-                continue
-            rare = route.prepares or not accepting or len(outstanding) >= MAX_REQUESTS
-            if rare and not self._prepare(client, request, route, args):
-                if client.waiting:  # for a text job: what comes behind it waits too
-                    client.peer.set_reading(False)
-                    return
-                continue
-            self._event = event = _record(Syscall, (conn, request, route.name, args))
-            try:
-                effects = step(event, now_ns)
-            except Exception:  # a panic: this request is owed its answer like the others
-                outstanding[request] = route
-                raise
-            if len(effects) == 1:
-                effect = effects[0]
-                if type(effect) is Reply and effect[1] == request and effect[0] == conn:
-                    if effect[2] or route.prepares:
-                        self._answer(client, route, effect)
-                    else:
-                        outbox.append(result_reply(request, route, effect[3]))  # type: ignore[arg-type]  # code 0: a record
-                    continue
+            answer = request(client, inbox.popleft())
+            if answer is not None:
+                outbox.append(answer)
+        if inbox or outbox:
+            self._dirty[client.conn] = client
+
+    def _request(self, client: Client, body: bytes | Oversized) -> bytes | None:
+        """Take one request.  The bytes of its answer when the kernel gave it at once; else they come as they come.
+
+        The hot path: a request that is answered in its own step, as most are, costs two decodes, the step and an
+        encode, and is never entered among the outstanding.
+        """
+        outstanding = client.outstanding
+        try:
+            request, number, raw = envelope(body)  # type: ignore[arg-type]  # Oversized: a TypeError, below
+            route = ROUTES[number]
+            args = route.decode(raw)
+        except wire.BAD_MESSAGE:
+            self._refuse(client, self._why(client, body))
+            return None
+        if request in outstanding or not 0 < request <= MAX_REQUEST_ID:
+            self._refuse(client, self._why(client, body))
+            return None
+        if (route.prepares or len(outstanding) >= MAX_REQUESTS or not self.accepting) and not self._prepare(
+            client, request, route, args
+        ):
+            return None
+        self._event = event = _record(Syscall, (client.conn, request, route.name, args))
+        try:
+            effects = self._kernel.step(event, self._now_ns)
+        except Exception:  # a panic: this request is owed its answer like the others
             outstanding[request] = route
-            self._perform(effects)
-            if self._events:
-                self._drain()
+            raise
+        if len(effects) == 1:
+            effect = effects[0]
+            if type(effect) is Reply:
+                conn, answered, code, result = effect
+                if not code and answered == request and conn == client.conn and not route.prepares:
+                    return result_reply(request, route, cast(Record, result))
+        outstanding[request] = route
+        self._perform(effects)
+        if self._events:
+            self._drain()
+        return None
 
     def _prepare(self, client: Client, request: int, route: Route, args: Any) -> bool:
         """What some requests need before the kernel sees them; False when it is not to see this one, or not yet."""
@@ -343,6 +426,7 @@ class Dispatcher:
         return wire.explain(body, client.outstanding.__contains__)
 
     def _refuse(self, client: Client, refusal: Refusal) -> None:
+        """Queue the one answer to a message that is no request."""
         self._send(client, wire.reply(refusal.request, refusal.code, refusal.detail))
         if "closing" in refusal.detail:
             client.inbox.clear()
@@ -376,7 +460,8 @@ class Dispatcher:
             self._send(client, wire.reply(request, error.code, error.detail))
             return
         client.outstanding[request] = _APPEND
-        client.waiting = True
+        client.waiting = True  # what comes behind it waits too
+        client.peer.set_reading(False)
         done = partial(self._text_done, client, request, args.ctx)
         if args.text:
             self._text.encode(args.text, length, done)
@@ -423,7 +508,7 @@ class Dispatcher:
                 self._events.append(Bug("error", text))
             data = wire.reply(request, int(code), result)
         else:
-            data = result_reply(request, route, cast("tuple[object, ...]", result))
+            data = result_reply(request, route, cast(Record, result))
         self._send(client, data)
 
     def _end_stream(self, client: Client, stream: Stream, result: GenerateResult) -> GenerateResult:

@@ -26,11 +26,15 @@ class Row(NamedTuple):
     n: int
 
 
-def time_row(bench: str, case: str, ours: float, unit: str, peer: str, theirs: float, n: int, limit: float | None) -> Row:
+def time_row(
+    bench: str, case: str, ours: float, unit: str, peer: str, theirs: float, n: int, limit: float | None
+) -> Row:
     """Less is better."""
     return Row(bench, case, ours, unit, peer, theirs, theirs / ours, limit, limit / ours if limit else None, n)
 
 
-def rate_row(bench: str, case: str, ours: float, unit: str, peer: str, theirs: float, n: int, limit: float | None) -> Row:
+def rate_row(
+    bench: str, case: str, ours: float, unit: str, peer: str, theirs: float, n: int, limit: float | None
+) -> Row:
     """More is better."""
     return Row(bench, case, ours, unit, peer, theirs, ours / theirs, limit, ours / limit if limit else None, n)

@@ -48,7 +48,11 @@ class BenchError(Exception):
 
 def run(json: bool = False) -> list[Row]:
     """Measure everything; without `json`, tell on standard error what is being done.  Error: BenchError."""
-    said = (lambda text: None) if json else (lambda text: print(text, file=sys.stderr, flush=True))
+
+    def said(text: str) -> None:
+        if not json:
+            print(text, file=sys.stderr, flush=True)
+
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="attnix-bench-") as directory, daemon(directory) as path:
         for placement in ("one core", "two cores") if len(cores()) > 1 else ("one core",):
@@ -58,7 +62,7 @@ def run(json: bool = False) -> list[Row]:
         for depth in DEPTHS:
             for clients in CLIENTS:
                 said(f"calls/s, {clients} clients, {depth} deep")
-                rows.append(throughput(directory, path, clients, depth))
+                rows += throughput(directory, path, clients, depth)
     return rows
 
 
@@ -116,6 +120,12 @@ def placed(server_pid: int, placement: str) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(server_pid, before)
+
+
+def cpu_us(pid: int) -> float:
+    """Processor time that a process of one thread has used, in microseconds."""
+    with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1000
 
 
 def link(path: str) -> socket.socket:
@@ -269,8 +279,11 @@ class Load:
         self._epoll.close()
 
 
-def throughput(directory: str, path: str, clients: int, depth: int) -> Row:
-    """`uname` calls per second, the load on one core and the server on the other."""
+def throughput(directory: str, path: str, clients: int, depth: int) -> list[Row]:
+    """`uname` calls per second, the load on one core and the server on the other; and the server's CPU time per call.
+
+    The second is what a busy machine does not distort: its reciprocal is what one core could serve.
+    """
     number = BY_NAME["uname"].number
     placement = "two cores" if len(cores()) > 1 else "one core"
     with connect(path) as inspector:
@@ -279,19 +292,36 @@ def throughput(directory: str, path: str, clients: int, depth: int) -> Row:
             size = len(ask(sample, request(number, [])))
             width = len(request(number, []))
         with echo(directory, width, size, many=True) as (echo_path, echo_pid):
-            total = 0
-            our_rates, raw_rates = [], []
-            with through_the_kernel(inspector, lambda: total):
+            ours, theirs = Measured(path, pid), Measured(echo_path, echo_pid)
+            with through_the_kernel(inspector, lambda: ours.answered):
                 for _ in range(ROUNDS):
-                    load = Load(echo_path, clients, depth, number, size)
-                    with placed(echo_pid, placement):
-                        raw_rates.append(load.run(WINDOW_SECONDS))
-                    load.close()
-                    load = Load(path, clients, depth, number, size)
-                    with placed(pid, placement):
-                        our_rates.append(load.run(WINDOW_SECONDS))
-                    load.close()
-                    total += load.answered
-    theirs = statistics.median(raw_rates)
-    case = f"uname calls/s, {clients} clients, {depth} deep"
-    return rate_row("syscall", case, statistics.median(our_rates), "calls/s", ECHO, theirs, ROUNDS, theirs)
+                    for each in (theirs, ours):
+                        each.round(clients, depth, number, size, placement)
+    case = f"{clients} clients, {depth} deep"
+    rate, raw_rate = statistics.median(ours.rates), statistics.median(theirs.rates)
+    cpu, raw_cpu = statistics.median(ours.cpu_us), statistics.median(theirs.cpu_us)
+    return [
+        rate_row("syscall", f"uname calls/s, {case}", rate, "calls/s", ECHO, raw_rate, ROUNDS, raw_rate),
+        time_row("syscall", f"uname CPU of the server per call, {case}", cpu, "us", ECHO, raw_cpu, ROUNDS, raw_cpu),
+    ]
+
+
+class Measured:
+    """One server under load, round by round."""
+
+    def __init__(self, path: str, pid: int) -> None:
+        self.path = path
+        self.pid = pid
+        self.answered = 0
+        self.rates: list[float] = []
+        self.cpu_us: list[float] = []
+
+    def round(self, clients: int, depth: int, number: int, reply_bytes: int, placement: str) -> None:
+        """One window of load."""
+        before = cpu_us(self.pid)
+        load = Load(self.path, clients, depth, number, reply_bytes)
+        with placed(self.pid, placement):
+            self.rates.append(load.run(WINDOW_SECONDS))
+        load.close()
+        self.answered += load.answered
+        self.cpu_us.append((cpu_us(self.pid) - before) / load.answered)

@@ -1,0 +1,235 @@
+"""The dispatcher alone, with a kernel made up on the spot: many busy clients, and turns inside turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from attnix.kernel.calls import Empty, VmstatResult
+from attnix.kernel.errors import E
+from attnix.kernel.events import Disconnect, Effect, Event, Exec, Pause, Reply, Resume, Syscall
+from attnix.syscalls import abi
+from attnix.syscalls.dispatch import BUSY_TIMES, REQUESTS_AT_ONCE, Client, Dispatcher
+from attnix.syscalls.framing import Oversized
+from attnix.syscalls.listen import Credentials
+
+pack: Any = msgpack.packb  # its stubs say that it may return None
+N = {call.name: call.number for call in abi.CALLS}
+
+
+class Peer:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[Any]] = []
+        self.writes = 0
+        self.reading = True
+        self.finished = False
+        self.on_write: Callable[[], None] = lambda: None
+
+    def write(self, data: bytes) -> None:
+        self.writes += 1
+        at = 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "little")
+            self.sent.append(msgpack.unpackb(data[at + 4 : at + 4 + size], strict_map_key=False))
+            at += 4 + size
+        self.on_write()
+
+    def set_reading(self, reading: bool) -> None:
+        self.reading = reading
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class Port:
+    def exec(self, effect: Exec) -> None:
+        raise AssertionError("no kernel here asks for it")
+
+    def restart(self, device: int, reason: str) -> None:
+        raise AssertionError(reason)
+
+    async def close(self) -> None:
+        pass
+
+
+class Kernel:
+    """Answers vmstat at once, with how many calls it has seen; keeps `wait` until a cancel."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.calls = 0
+
+    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
+        raise AssertionError
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        self.events.append(event)
+        if not isinstance(event, Syscall):
+            return []
+        self.calls += 1
+        if event.name == "vmstat":
+            return [Reply(event.conn, event.request, 0, VmstatResult({"calls": self.calls}))]
+        if event.name == "cancel":
+            (request,) = event.args
+            assert isinstance(request, int)
+            cancelled = Reply(event.conn, request, E.ECANCELED, {"message": "cancelled"})
+            return [cancelled, Reply(event.conn, event.request, 0, Empty())]
+        return []
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.kernel = Kernel()
+        self.soon: list[Callable[[], None]] = []
+        self.now_ns = 0
+        self.panics: list[BaseException] = []
+        self.dispatcher = Dispatcher(
+            self.kernel,
+            Port(),
+            None,
+            on_soon=self.soon.append,
+            on_timer=lambda delay_ns, fire: None,
+            on_halt=lambda: None,
+            on_panic=lambda error, event: self.panics.append(error),
+            clock=lambda: self.now_ns,
+        )
+
+    def client(self) -> tuple[Client, Peer]:
+        peer = Peer()
+        return self.dispatcher.connect(peer, Credentials(1, 0, 0)), peer
+
+    def crowd(self, size: int) -> list[tuple[Client, Peer]]:
+        """Clients that have made the dispatcher gather."""
+        clients = [self.client() for _ in range(size)]
+        self.now_ns += 10**9
+        for n in range(BUSY_TIMES + 1):
+            self.dispatcher.receive(clients[n % size][0], [vmstat(1)])
+        for _, peer in clients:
+            peer.sent.clear()
+        return clients
+
+
+def vmstat(request: int) -> bytes:
+    return bytes(pack([request, N["vmstat"], []]))
+
+
+def test_a_crowd_is_taken_together_and_in_order() -> None:
+    rig = Rig()
+    clients = rig.crowd(5)
+    for client, _ in clients:
+        rig.dispatcher.receive(client, [vmstat(1)])
+        rig.dispatcher.receive(client, [vmstat(2), vmstat(3)])
+    assert len(rig.soon) == 1 and not any(peer.sent for _, peer in clients), "gathered"
+    before = rig.kernel.calls
+    rig.soon.pop()()
+    assert [[m[0] for m in peer.sent] for _, peer in clients] == [[1, 2, 3]] * 5
+    assert rig.kernel.calls == before + 15
+    seen = [m[2][0]["calls"] for _, peer in clients for m in peer.sent]
+    assert sorted(seen) == list(range(before + 1, before + 16)), "each call once"
+
+
+def test_a_lone_client_is_answered_at_once_again() -> None:
+    rig = Rig()
+    (client, peer), *_ = rig.crowd(3)
+    for n in range(1, 2 * BUSY_TIMES):
+        rig.now_ns += 10**6
+        rig.dispatcher.receive(client, [vmstat(n)])
+        while rig.soon:
+            rig.soon.pop()()
+        assert peer.sent[-1][0] == n
+    rig.dispatcher.receive(client, [vmstat(99)])
+    assert peer.sent[-1][0] == 99 and not rig.soon
+
+
+def test_one_client_alone_never_waits_for_others() -> None:
+    rig = Rig()
+    client, peer = rig.client()
+    for n in range(1, 100):
+        rig.dispatcher.receive(client, [vmstat(n)])
+        assert peer.sent[-1][0] == n
+    assert not rig.soon
+
+
+def test_leaving_while_gathered() -> None:
+    """One is gone, one has only ended its requests: the first gets nothing, the second its answer and then leave."""
+    rig = Rig()
+    (gone, gone_peer), (ended, ended_peer), (other, other_peer) = rig.crowd(3)
+    for client in (gone, ended, other):
+        rig.dispatcher.receive(client, [vmstat(7)])
+    rig.dispatcher.disconnect(gone)
+    rig.dispatcher.end_of_requests(ended, 0, 0)
+    assert not ended_peer.finished
+    rig.soon.pop()()
+    assert gone_peer.sent == [] and Disconnect(gone.conn) in rig.kernel.events
+    assert [m[0] for m in ended_peer.sent] == [7] and ended_peer.finished
+    assert [m[0] for m in other_peer.sent] == [7] and not other_peer.finished
+
+
+def test_a_long_batch_is_written_in_parts() -> None:
+    """What a turn holds in memory is bounded, and a client that leaves too much unread stops it between the parts."""
+    rig = Rig()
+    client, peer = rig.client()
+    count = 3 * REQUESTS_AT_ONCE
+    rig.dispatcher.receive(client, [vmstat(n + 1) for n in range(count)])
+    assert [m[0] for m in peer.sent] == list(range(1, count + 1)) and peer.writes == 3
+    peer.sent.clear()
+
+    def full() -> None:
+        peer.on_write = lambda: None
+        rig.dispatcher.set_unread(client, True)
+
+    peer.on_write = full
+    rig.dispatcher.receive(client, [vmstat(n + 1) for n in range(count)])
+    assert len(peer.sent) == REQUESTS_AT_ONCE and not peer.reading
+    assert rig.kernel.events[-1] == Pause(client.conn)
+    rig.dispatcher.set_unread(client, False)
+    assert [m[0] for m in peer.sent] == list(range(1, count + 1)) and peer.reading
+    assert Resume(client.conn) in rig.kernel.events
+
+
+def test_an_answer_out_of_turn_and_the_requests_own() -> None:
+    rig = Rig()
+    client, peer = rig.client()
+    rig.dispatcher.receive(client, [pack([5, N["wait"], []])])
+    assert peer.sent == [] and rig.dispatcher.outstanding == 1
+    rig.dispatcher.receive(client, [pack([6, N["cancel"], [5]])])
+    assert [m[:2] for m in peer.sent] == [[5, E.ECANCELED], [6, 0]] and rig.dispatcher.outstanding == 0
+
+
+def test_going_down_answers_everything_once() -> None:
+    rig = Rig()
+    client, peer = rig.client()
+    rig.dispatcher.receive(client, [pack([5, N["wait"], []]), pack([6, N["wait"], []])])
+    rig.dispatcher.cancel_all()
+    assert sorted(m[:2] for m in peer.sent) == [[5, E.ECANCELED], [6, E.ECANCELED]]
+    rig.dispatcher.receive(client, [vmstat(7)])
+    assert peer.sent[-1][:2] == [7, E.ECANCELED]
+    rig.dispatcher.abandon()
+    assert len(peer.sent) == 3
+
+
+def test_lost_framing_ends_the_connection_even_with_work_outstanding() -> None:
+    rig = Rig()
+    client, peer = rig.client()
+    rig.dispatcher.receive(client, [pack([5, N["wait"], []]), Oversized(2**31, lost=True), vmstat(6)])
+    assert [m[:2] for m in peer.sent] == [[0, E.EINVAL]] and peer.finished
+
+
+def test_an_error_of_the_kernel_is_the_end() -> None:
+    rig = Rig()
+    client, peer = rig.client()
+
+    def broken(event: Event, now_ns: int) -> list[Effect]:
+        raise RuntimeError("a bug in the kernel")
+
+    rig.kernel.step = broken  # type: ignore[method-assign]
+    rig.dispatcher.receive(client, [vmstat(1), vmstat(2)])
+    assert [str(error) for error in rig.panics] == ["a bug in the kernel"] and peer.sent == []
+    rig.dispatcher.receive(client, [vmstat(3)])
+    assert len(rig.panics) == 1
+    rig.dispatcher.abandon()
+    assert sorted(m[:2] for m in peer.sent) == [[n, E.ECANCELED] for n in (1, 2, 3)]
