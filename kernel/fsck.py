@@ -134,6 +134,8 @@ def _writes(m: Machine) -> list[str]:
         for q in device.flight_seqs():
             mine = array("i", m.core.pagemap(q.slot)[0])
             first = max(q.write_from, q.start)
+            if first >= q.start + q.ntokens:
+                continue  # computes for its logits only
             for i in range(first // size, -(-(q.start + q.ntokens) // size)):
                 offset = max(0, first - i * size)
                 others = [s for s, count in readers.get(mine[i], []) if s != q.slot and count > offset]
