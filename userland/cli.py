@@ -1,0 +1,62 @@
+"""The `attnix` command: one subcommand per file, in commands/ (what does something) and shell/ (what looks)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+
+from .commands.bench import bench
+from .commands.boot import boot
+from .commands.chat import chat
+from .commands.demo import demo
+from .commands.kill import kill
+from .commands.pull import pull
+from .commands.run import run
+from .commands.shutdown import shutdown
+from .output import AttnixError, CommandError, say_error
+from .shell.dmesg import dmesg
+from .shell.free import free
+from .shell.fsck import fsck
+from .shell.pmap import pmap
+from .shell.ps import ps
+from .shell.stat import stat
+from .shell.sysctl import sysctl
+from .shell.uname import uname
+from .shell.vmstat import vmstat
+
+app = typer.Typer(
+    help="attnix: an operating system for attention state.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_PROGRAMS: tuple[Callable[..., None], ...] = (demo, pull, boot, run, chat, shutdown, kill)
+_INSPECTOR: tuple[Callable[..., None], ...] = (ps, pmap, free, stat, fsck, uname, dmesg, vmstat, sysctl)
+for _command in _PROGRAMS:
+    app.command()(_command)
+for _command in _INSPECTOR:
+    app.command(rich_help_panel="Inspector")(_command)
+app.add_typer(bench, name="bench")
+
+
+def main() -> None:
+    """Entry point.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage."""
+    try:
+        app()
+    except CommandError as error:
+        say_error(error, "--json" in sys.argv)
+        sys.exit(error.exit_status)
+    except AttnixError as error:
+        say_error(error, "--json" in sys.argv)
+        sys.exit(1)
+    except BrokenPipeError:  # the reader went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Commands that do something: get a model, boot, talk to it, stop it."""

@@ -1,0 +1,71 @@
+"""`attnix boot`: start the system, in this terminal or in the background."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from attnix.syscalls import default_socket_path
+
+from ..launch import boot_command, launch
+from ..output import JsonOption, SocketOption, print_json, show
+
+_DEFAULT_DEADLINE_S: Final = 300.0
+
+
+def boot(
+    model: Annotated[
+        str, typer.Option(help="A pulled model, a GGUF file, a Hugging Face directory, or sim (no model).")
+    ] = "smollm2",
+    hbm: Annotated[str, typer.Option(metavar="SIZE", help="Memory for frames, per accel.")] = "256MiB",
+    accels: Annotated[int | None, typer.Option(help="Compute devices, each a driver process.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens per block.")] = None,
+    window: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
+    max_contexts: Annotated[int | None, typer.Option(help="Context slots.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "",
+    kv_dtype: Annotated[str, typer.Option(help="Of the frames: float32 or bfloat16.")] = "",
+    numerics: Annotated[str, typer.Option(help="fast, or invariant: results do not depend on the batch.")] = "",
+    threads: Annotated[int | None, typer.Option(help="Threads of each accel.")] = None,
+    sharing: Annotated[str, typer.Option(help="Who shares prefixes: uid or none.")] = "",
+    state_dir: Annotated[str, typer.Option(metavar="DIR", help="Where the secret lies.")] = "",
+    sim: Annotated[str, typer.Option(metavar="JSON", help="Settings of the simulated accel, with --model sim.")] = "",
+    sysctl: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set a tunable. Repeatable.")] = None,
+    daemon: Annotated[
+        bool, typer.Option("--daemon", "-d", help="Run in the background; return when it accepts.")
+    ] = False,
+    log: Annotated[str, typer.Option(metavar="PATH", help="With --daemon: what it says (default: SOCKET.log).")] = "",
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="With --daemon: how long it may take.")
+    ] = _DEFAULT_DEADLINE_S,
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+) -> None:
+    """Start the daemon: the kernel, and one driver process per device.
+
+    In the foreground it takes this process's place and Ctrl-C stops it.  What is not given has the default that
+    `python -m attnix.boot --help` shows.
+    """
+    if as_json and not daemon:
+        raise typer.BadParameter("--json goes with --daemon: in the foreground the daemon has the terminal")
+    given = {
+        "model": model, "hbm": hbm, "accels": accels, "block-tokens": block_tokens, "window": window,
+        "max-contexts": max_contexts, "dtype": dtype, "kv-dtype": kv_dtype, "numerics": numerics, "threads": threads,
+        "sharing": sharing, "state-dir": state_dir, "sim": sim,
+    }  # fmt: skip
+    flags = [text for name, value in given.items() if value not in ("", None) for text in (f"--{name}", str(value))]
+    flags += [text for setting in sysctl or () for text in ("--sysctl", setting)]
+    path = os.path.abspath(socket or default_socket_path())
+    if not daemon:
+        sys.stdout.flush()
+        command = [*boot_command(flags), "--socket", path]
+        os.execv(command[0], command)
+    launched = launch(flags, path, os.path.abspath(log or f"{path}.log"), wait)
+    if as_json:
+        print_json({"pid": launched.process.pid, "socket": launched.socket, "log": launched.log})
+    else:
+        text = f"ready on {launched.socket} (process {launched.process.pid}, log {launched.log})"
+        show(text)
+    launched.process.returncode = 0  # it stays when we go: nobody shall warn that it still runs

@@ -1,0 +1,132 @@
+"""How every command speaks: one JSON document with `--json`, tables for people else, and errors on standard error.
+
+Exit status: 0 done, 1 the system said no (or is not there), 2 the command line was wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from array import array
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from attnix.syscalls import AttnixError, Client, SyscallError, connect
+from attnix.syscalls.exceptions import ConnectionLost
+from attnix.syscalls.types import E
+
+SocketOption: TypeAlias = Annotated[
+    str, typer.Option("--socket", metavar="PATH", help="Daemon's socket (default: $ATTNIX_SOCKET, or the usual place).")
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+# Record fields that travel as packed arrays.
+_PACKED: Final = {"frames": "i", "shifts": "i", "counts": "h", "sharers": "i", "flags": "B", "hits": "i"}
+_PIPE_COLUMNS: Final = 96
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked; the message says why and what to do about it."""
+
+    exit_status: int = 1
+
+
+def call_system(socket: str, name: str) -> Client:
+    """A connection for one command.  Error: ConnectionLost, which says `attnix boot` when there is no daemon."""
+    return connect(socket or None, name=f"attnix {name}")
+
+
+def plain(value: Any, field: str = "") -> Any:
+    """A record as JSON can hold it: objects by field name, packed arrays as lists."""
+    if isinstance(value, bytes):
+        return array(_PACKED.get(field, "i"), value).tolist()
+    names = getattr(value, "_fields", None)
+    if names is not None:
+        return {name: plain(item, name) for name, item in zip(names, value, strict=True)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def print_json(value: Any) -> None:
+    """One document, one line feed; records are allowed inside."""
+    json.dump(plain(value), sys.stdout, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def console(stderr: bool = False) -> Console:
+    """Where text for people goes.  Into a pipe: no colours, and a width that does not depend on the caller.
+
+    Names come from other programs, so nothing in them is taken as markup.
+    """
+    file = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr, highlight=False, markup=False, emoji=False, width=None if file.isatty() else _PIPE_COLUMNS
+    )
+
+
+def show(what: RenderableType, to: Console | None = None) -> None:
+    """Print a table or a line, without the blanks that pad a table's last column."""
+    to = to or console()
+    with to.capture() as captured:
+        to.print(what, soft_wrap=isinstance(what, str | Text))
+    to.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
+    to.file.flush()
+
+
+def table(*columns: str) -> Table:
+    """A plain table.  A column name that starts with `>` is a column of numbers."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return made
+
+
+def say_error(error: Exception, as_json: bool) -> None:
+    """Tell what went wrong; with `--json` also as a document on standard output."""
+    if as_json:
+        print_json({"error": describe_error(error)})
+    print(f"attnix: {error}", file=sys.stderr)
+
+
+def describe_error(error: Exception) -> dict[str, Any]:
+    """kind, message and, of system calls, errno, call and the detail's fields."""
+    if isinstance(error, SyscallError):
+        try:
+            errno = E(error.errno).name
+        except ValueError:
+            errno = str(error.errno)
+        return {
+            "kind": "syscall",
+            "message": str(error),
+            "errno": errno,
+            "call": error.call,
+            "detail": dict(error.detail),
+        }
+    if isinstance(error, ConnectionLost):
+        return {"kind": "connection", "message": str(error), "detail": dict(error.detail)}
+    return {"kind": "command", "message": str(error)}
+
+
+__all__ = [
+    "AttnixError",
+    "CommandError",
+    "JsonOption",
+    "SocketOption",
+    "call_system",
+    "console",
+    "describe_error",
+    "plain",
+    "print_json",
+    "say_error",
+    "show",
+    "table",
+]

@@ -1,0 +1,49 @@
+"""`attnix stat`: everything about one context."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnix.syscalls.types import ContextRow
+
+from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..units import count, size
+
+
+def stat(
+    cid: Annotated[int, typer.Argument(metavar="CTX", help="The context's cid, as `attnix ps -c` shows it.")],
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+) -> None:
+    """Show one context's state, size, sharing and usage."""
+    with call_system(socket, "stat") as system:
+        row = system.stat(0, cid)
+    if as_json:
+        print_json(row)
+        return
+    made = table("", "")
+    made.show_header = False
+    for name, value in describe(row):
+        made.add_row(name, value)
+    show(made)
+
+
+def describe(row: ContextRow) -> list[tuple[str, str]]:
+    """(what, value) lines."""
+    use = row.usage
+    forked = f", forked from cid {row.parent}" if row.parent else ""
+    return [
+        ("context", f"cid {row.cid} of pid {row.pid} on {row.device}, {row.state}{forked}"),
+        ("tokens", f"{count(row.tokens)}, {count(row.cached_tokens)} of them in hbm"),
+        ("blocks", f"{count(row.blocks)}, {count(row.shared_blocks)} of them shared"),
+        (
+            "live KV",
+            f"{size(row.kv_bytes)}; {size(row.proportional_bytes)} with shared frames divided by their sharers",
+        ),
+        ("computed", f"{count(use.computed_tokens)} tokens, {count(use.recomputed_tokens)} of them again"),
+        ("hits", f"{count(use.hit_tokens)} tokens found instead of computed"),
+        ("generated", f"{count(use.generated_tokens)} tokens"),
+        ("preemptions", count(use.preemptions)),
+    ]
