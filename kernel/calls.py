@@ -230,7 +230,9 @@ class GenerateResult(NamedTuple):
     text: str
     usage: Usage
     tokens_total: int  # length of the context's log now
-    logprobs: tuple[tuple[float, bytes, bytes], ...] = ()  # per token: (log-probability, top ids int32, top log-probabilities float32)
+    logprobs: tuple[
+        tuple[float, bytes, bytes], ...
+    ] = ()  # per token: (log-probability, top ids int32, top log-probabilities float32)
 
 
 class TokensNote(NamedTuple):

@@ -68,7 +68,10 @@ class Context:
         self.parked: list[Syscall] = []  # calls that wait for the pass in flight
         self.preemptions = 0
         self.last_ns = now_ns
-        self.last_request = (0, 0)  # (conn, request) of the generation that ended last, as long as nothing came after it
+        self.last_request: tuple[int, int] = (
+            0,
+            0,
+        )  # (conn, request) of the generation that ended last, as long as nothing came after it
         self.last_start = 0  # log length when that generation began
         self.mark = Usage()  # usage when the last generation ended
 

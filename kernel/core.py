@@ -56,9 +56,7 @@ class Core:
             raise ValueError("core: at most 2^30 frames, 2^28 tokens in a row and 2^24 slots")
         self.block_tokens = block_tokens
         self.layout = layout
-        core = lib.core_new(
-            secret, block_tokens, layout.slots, layout.entries, len(capacities), capacities, hash_bits
-        )
+        core = lib.core_new(secret, block_tokens, layout.slots, layout.entries, len(capacities), capacities, hash_bits)
         if core == ffi.NULL:
             raise MemoryError(f"core: no memory for {sum(capacities)} frames")
         self._c: Any = ffi.gc(core, lib.core_free)
@@ -153,9 +151,7 @@ class Core:
         if len(template) != SEQ_BYTES:
             raise ValueError(f"core: a template is one SEQ of {SEQ_BYTES} bytes")
         count = _count_tokens(stops)
-        self._checked(
-            lib.core_set_generation(self._c, s, template, stops, count, max_tokens, limit, conn, request)
-        )
+        self._checked(lib.core_set_generation(self._c, s, template, stops, count, max_tokens, limit, conn, request))
 
     def start_running(self, s: int) -> None:
         self._checked(lib.core_start_running(self._c, s))

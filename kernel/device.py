@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .batch import SEQ_BYTES, unpack_seqs, Seq
+from .batch import SEQ_BYTES, Seq, unpack_seqs
 from .config import DeviceConfig
 from .events import Exec
 

@@ -110,7 +110,9 @@ def _frames(
     if free != core.free_frames(d):
         problems.append(f"I1: device {d} has {free} free frames, the free list {core.free_frames(d)}")
     if reclaimable != core.reclaimable_frames(d):
-        problems.append(f"I1: device {d} has {reclaimable} reclaimable frames, the count says {core.reclaimable_frames(d)}")
+        problems.append(
+            f"I1: device {d} has {reclaimable} reclaimable frames, the count says {core.reclaimable_frames(d)}"
+        )
     return problems
 
 
@@ -172,7 +174,9 @@ def _contexts(m: Machine) -> list[str]:
         device = scheduler.device
         state = m.devices[device]
         if state.up and state.flight is None and (scheduler.queue or scheduler.decoding):
-            problems.append(f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever")
+            problems.append(
+                f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever"
+            )
         if set(scheduler.decoding) != set(m.core.run_slots(device)):
             problems.append(f"decode set of device {device} differs between scheduler and core")
     return problems

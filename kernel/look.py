@@ -64,6 +64,7 @@ def _uname(m: Machine) -> UnameResult:
 def vmstat(m: Machine) -> dict[str, int]:
     """Everything the kernel counts, since boot."""
     counts = dict(m.counters)
+    counts["syscalls"] = m.syscalls
     counts.update(m.core.counters()._asdict())
     for device in m.devices:
         counts[f"{device.name}_free_frames"] = m.core.free_frames(device.index)

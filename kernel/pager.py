@@ -40,7 +40,9 @@ class Pager:
         active = self._sched.active()
         if not active:
             return 0
-        return self._device.capacity * self._m.sysctl.watermark_permille // 1000 + min(active, self._device.capacity // 4)
+        return self._device.capacity * self._m.sysctl.watermark_permille // 1000 + min(
+            active, self._device.capacity // 4
+        )
 
     def admit(self, context: Context) -> bool:
         """Map the whole log of `context`, making room by caches and idle contexts only."""
@@ -59,11 +61,10 @@ class Pager:
 
     def make_room(self, shortage_frames: int, keep: Context | None = None) -> bool:
         """Drop the least recently used idle context (not `keep`).  False: there is none."""
-        victim: Context | None = None
-        for context in self._m.contexts_of(self._device.index):
-            if context.job is None and context is not keep and self._can_drop(context):
-                if victim is None or context.last_ns < victim.last_ns:
-                    victim = context
+        idle = (
+            c for c in self._m.contexts_of(self._device.index) if c.job is None and c is not keep and self._can_drop(c)
+        )
+        victim = min(idle, key=lambda c: c.last_ns, default=None)
         if victim is None:
             return False
         self._drop(victim, "idle")

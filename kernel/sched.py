@@ -161,7 +161,7 @@ class Scheduler:
             if at.blocked_by < 0:
                 return at.computed, at.ready
             filler = self._m.by_slot.get(at.blocked_by)
-            if filler is not None and (filler in self.queue and filler.admitted or self._core.in_flight(at.blocked_by)):
+            if filler is not None and ((filler in self.queue and filler.admitted) or self._core.in_flight(at.blocked_by)):
                 return at.computed, 0
             self._core.steal(context.slot)
 

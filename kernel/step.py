@@ -74,11 +74,12 @@ class Kernel:
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         """Handle one event.  Panic: an invariant is broken, nothing after it can be trusted."""
         m = self.machine
-        m.begin_step(now_ns)
+        effects = m.begin_step(now_ns)
         self._handlers[type(event)](event)
         for scheduler in m.schedulers:
-            scheduler.run()
-        return m.take_effects()
+            if scheduler.queue or scheduler.decoding:
+                scheduler.run()
+        return effects
 
     def fsck(self) -> list[str]:
         """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
@@ -89,7 +90,7 @@ class Kernel:
 
         Errno: EBADF, ESTALE, EBUSY, as for an append now.
         """
-        connection = self.machine.connections.get(Conn(conn))
+        connection = self.machine.connections.get(conn)
         if connection is None:
             raise Errno(E.EBADF, f"connection {conn} is gone")
         context = connection.lookup(ctx)
@@ -100,12 +101,12 @@ class Kernel:
     # -- clients --------------------------------------------------------------------------------------------------
 
     def _connect(self, event: Connect) -> None:
-        self.machine.connections[Conn(event.conn)] = Connection(Conn(event.conn), event.uid)
+        self.machine.connections[event.conn] = Connection(Conn(event.conn), event.uid)
 
     def _disconnect(self, event: Disconnect) -> None:
         """Everything the connection held is released in this step; what a pass still uses, when that pass is back."""
         m = self.machine
-        connection = m.connections.pop(Conn(event.conn), None)
+        connection = m.connections.pop(event.conn, None)
         if connection is None:
             return
         m.waiters = [w for w in m.waiters if w.conn != connection.conn]
@@ -117,8 +118,8 @@ class Kernel:
 
     def _syscall(self, event: Syscall) -> None:
         m = self.machine
-        m.counters["syscalls"] += 1
-        connection = m.connections.get(Conn(event.conn))
+        m.syscalls += 1
+        connection = m.connections.get(event.conn)
         if connection is None:
             return
         try:
@@ -131,7 +132,7 @@ class Kernel:
 
     def _stop_at(self, event: StopAt) -> None:
         m = self.machine
-        connection = m.connections.get(Conn(event.conn))
+        connection = m.connections.get(event.conn)
         context = connection.requests.get(event.request) if connection else None
         if context is not None and context.job is not None and not context.job.ending:
             context.keep = context.job.start + max(0, event.keep)
@@ -150,7 +151,7 @@ class Kernel:
 
     def _pause(self, event: Pause) -> None:
         m = self.machine
-        connection = m.connections.get(Conn(event.conn))
+        connection = m.connections.get(event.conn)
         if connection is not None and not connection.paused:
             connection.paused = True
             for context in traps.contexts_of(m, connection):
@@ -158,7 +159,7 @@ class Kernel:
 
     def _resume(self, event: Resume) -> None:
         m = self.machine
-        connection = m.connections.get(Conn(event.conn))
+        connection = m.connections.get(event.conn)
         if connection is not None and connection.paused:
             connection.paused = False
             for context in traps.contexts_of(m, connection):
@@ -262,7 +263,9 @@ class Kernel:
             return
         expected = 4 * device.samples
         if len(event.tokens) != expected or len(event.logprobs) != expected:
-            self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, f"{len(event.tokens) // 4} tokens for {device.samples}"))
+            self._exec_failed(
+                ExecFailed(event.device, event.seq, E.EIO, f"{len(event.tokens) // 4} tokens for {device.samples}")
+            )
             return
         low, high = m.core.token_range(event.tokens)
         if low < 0 or high >= m.config.vocab_tokens:

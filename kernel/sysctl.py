@@ -53,5 +53,7 @@ class Sysctl:
         except ValueError:
             number = None
         if number is None or not low <= number <= high:
-            raise Errno(E.EINVAL, f"{name} is an integer from {low} to {high}, not {value!r}", name=name, low=low, high=high)
+            raise Errno(
+                E.EINVAL, f"{name} is an integer from {low} to {high}, not {value!r}", name=name, low=low, high=high
+            )
         setattr(self, name.split(".")[1], number)

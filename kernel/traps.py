@@ -97,7 +97,9 @@ def quiet(context: Context, what: str) -> None:
 
 def host_down(device: Device) -> Errno:
     return Errno(
-        E.EHOSTDOWN, f"{device.name} is down for good ({device.gone}): see dmesg, mend it and boot again", device=device.name
+        E.EHOSTDOWN,
+        f"{device.name} is down for good ({device.gone}): see dmesg, mend it and boot again",
+        device=device.name,
     )
 
 
@@ -129,7 +131,10 @@ def check_room(m: Machine, context: Context, tokens: int) -> None:
     window = m.config.window_tokens
     if tokens > window:
         raise Errno(
-            E.E2BIG, f"{tokens} tokens do not fit the model's window of {window}: truncate first", wanted=tokens, limit=window
+            E.E2BIG,
+            f"{tokens} tokens do not fit the model's window of {window}: truncate first",
+            wanted=tokens,
+            limit=window,
         )
     device = m.devices[context.device]
     limit = device.capacity * m.config.block_tokens
@@ -217,9 +222,7 @@ def ps(m: Machine, connection: Connection, call: Syscall, args: c.PsArgs) -> c.P
     if args.pid:
         return c.PsResult((process_row(m, seen_process(m, connection, args.pid)),))
     everyone = connection.uid == 0
-    return c.PsResult(
-        tuple(process_row(m, p) for p in m.processes.values() if everyone or p.uid == connection.uid)
-    )
+    return c.PsResult(tuple(process_row(m, p) for p in m.processes.values() if everyone or p.uid == connection.uid))
 
 
 def getrusage(m: Machine, connection: Connection, call: Syscall, args: c.GetrusageArgs) -> c.Usage:
@@ -382,7 +385,12 @@ def _check_sampling(args: c.GenerateArgs) -> None:
         (-100.0 <= args.frequency_penalty <= 100.0, "frequency_penalty", args.frequency_penalty, "-100..100"),
         (0 <= args.logprobs <= MAX_LOGPROBS, "logprobs", args.logprobs, f"0..{MAX_LOGPROBS}"),
         (len(args.stop) <= MAX_STOP_STRINGS, "stop", len(args.stop), f"at most {MAX_STOP_STRINGS} strings"),
-        (all(0 < len(s) <= MAX_STOP_CHARS for s in args.stop), "stop", "a string", f"1..{MAX_STOP_CHARS} characters each"),
+        (
+            all(0 < len(s) <= MAX_STOP_CHARS for s in args.stop),
+            "stop",
+            "a string",
+            f"1..{MAX_STOP_CHARS} characters each",
+        ),
     )
     for good, name, value, allowed in checks:
         if not good:

@@ -972,9 +972,7 @@ class TwinCore:
                 self.start_running(s)
         for s, _, _, _ in flight:
             self._slots[s].discard = False
-        return Commit(
-            streams.tobytes(), kept_tokens.tobytes(), kept_lps.tobytes(), kept.tobytes(), tuple(finished)
-        )
+        return Commit(streams.tobytes(), kept_tokens.tobytes(), kept_lps.tobytes(), kept.tobytes(), tuple(finished))
 
     def _computed(self, s: int, end: int) -> None:
         """Positions up to `end` are computed: validate frames that this fills, index and seal full blocks."""

@@ -119,7 +119,9 @@ def read_secret(directory: Path) -> bytes:
     except FileExistsError:
         secret = path.read_bytes()
         if len(secret) != 16:
-            raise BootError(f"{path} is not 16 bytes long: remove it and boot again (cached keys will not match)") from None
+            raise BootError(
+                f"{path} is not 16 bytes long: remove it and boot again (cached keys will not match)"
+            ) from None
         return secret
     with os.fdopen(fd, "wb") as file:
         secret = secrets.token_bytes(16)
@@ -271,7 +273,9 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         probes = await starting
         rows = [memoryview(supervisor.rows(d)) for d in range(options.accels)]
         config = kernel_config(options, shape, capacity, probes, text)
-        core = Core(read_secret(Path(options.state_dir)), options.block_tokens, layout, [capacity] * options.accels, rows)
+        core = Core(
+            read_secret(Path(options.state_dir)), options.block_tokens, layout, [capacity] * options.accels, rows
+        )
         kernel = Kernel(config, core)
         daemon = Daemon(kernel, listener, text, supervisor)
     except (DriverStartError, TextUnavailable, BootError, ValueError) as error:
@@ -289,16 +293,26 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(prog="attnix boot", description="Start the attnix daemon.")
-    parser.add_argument("--model", default="smollm2", help="path of a GGUF file or Hugging Face directory, a pulled model, or sim")
+    parser.add_argument(
+        "--model", default="smollm2", help="path of a GGUF file or Hugging Face directory, a pulled model, or sim"
+    )
     parser.add_argument("--socket", default=default_socket_path(), help="Unix socket to serve (default: %(default)s)")
-    parser.add_argument("--hbm", default="256MiB", type=parse_bytes, help="memory for frames, per accel (default: %(default)s)")
-    parser.add_argument("--accels", default=1, type=int, help="compute devices, each a driver process (default: %(default)s)")
-    parser.add_argument("--block-tokens", default=BLOCK_TOKENS, type=int, help="tokens per block (default: %(default)s)")
+    parser.add_argument(
+        "--hbm", default="256MiB", type=parse_bytes, help="memory for frames, per accel (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--accels", default=1, type=int, help="compute devices, each a driver process (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--block-tokens", default=BLOCK_TOKENS, type=int, help="tokens per block (default: %(default)s)"
+    )
     parser.add_argument("--window", default=0, type=int, help="longest context in tokens (default: the model's)")
     parser.add_argument("--max-contexts", default=MAX_CONTEXTS, type=int, help="context slots (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the weights")
     parser.add_argument("--kv-dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the frames")
-    parser.add_argument("--numerics", default="fast", choices=("fast", "invariant"), help="invariant: batch-invariant results")
+    parser.add_argument(
+        "--numerics", default="fast", choices=("fast", "invariant"), help="invariant: batch-invariant results"
+    )
     parser.add_argument("--threads", default=0, type=int, help="of each accel (default: the cores shared out)")
     parser.add_argument("--sharing", default="uid", choices=("uid", "none"), help="who shares prefixes")
     parser.add_argument("--state-dir", default=str(state_dir()), help="secret (default: %(default)s)")

@@ -8,13 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
 
 from attnix.syscalls.client import Client, connect
 from attnix.syscalls.records import unpack_floats, unpack_ids
-
-from typing import TypeAlias
 
 Boot: TypeAlias = Callable[..., str]
 
@@ -88,16 +87,17 @@ def test_killed_accel_is_restarted_and_every_stream_goes_on(boot: Boot, smollm2:
             contexts.append(ctx)
         pending = [ctx.stream(max_tokens=48, ignore_eos=True) for ctx in contexts]
         with connect(os_.path) as watch:
+
             def generated() -> int:
                 return min(watch.stat(cid=ctx.cid).usage.generated_tokens for ctx in contexts)
 
             for _ in range(3):  # a kill may fall between two passes
                 target = generated() + 3
-                until(lambda: generated() >= target)
+                until(lambda target=target: generated() >= target)  # type: ignore[misc]
                 assert generated() <= 28, "streams must have 20 tokens to go"
                 tier = watch.tiers().tiers[0]
                 os.kill(tier.driver_pid, signal.SIGKILL)
-                until(lambda: watch.tiers().tiers[0].restarts > tier.restarts)
+                until(lambda before=tier.restarts: watch.tiers().tiers[0].restarts > before)  # type: ignore[misc]
                 if watch.vmstat().counters.get("passes_lost"):
                     break
             counters = watch.vmstat().counters

@@ -134,4 +134,6 @@ def test_i10_everything_returns_to_baseline() -> None:
     core.evict(0, list(core.oldest(0, 16)))
     assert core.free_frames(0) == 16
     assert system.kernel.fsck() == []
-    assert {f.state for f in core._pools[0].frames} == {FREE} and FILLING not in {f.state for f in core._pools[0].frames}
+    assert {f.state for f in core._pools[0].frames} == {FREE} and FILLING not in {
+        f.state for f in core._pools[0].frames
+    }

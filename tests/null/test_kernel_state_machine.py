@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,7 +21,7 @@ from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import ExecDone, Pause, Resume, StopAt
 from attnix.kernel.twin import TwinCore
-from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
+from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
 
 FRAMES, BLOCK, WINDOW = 9, 4, 40
 ROOM = min(WINDOW, FRAMES * BLOCK)  # tokens a log may be given
@@ -45,9 +46,9 @@ class Mirror:
 
 
 class KernelMachine(RuleBasedStateMachine):
-    devices = 1
-    core = TwinCore
-    hash_bits = 128
+    devices: ClassVar[int] = 1
+    core: ClassVar[CoreMaker] = TwinCore
+    hash_bits: ClassVar[int] = 128
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +106,9 @@ class KernelMachine(RuleBasedStateMachine):
     def connect(self, uid: int) -> None:
         self.clients.append(self.system.connect(uid))
 
-    @rule(which=st.integers(0, 9), prompt=st.lists(st.integers(0, 3), min_size=0, max_size=20), device=st.integers(0, 1))
+    @rule(
+        which=st.integers(0, 9), prompt=st.lists(st.integers(0, 3), min_size=0, max_size=20), device=st.integers(0, 1)
+    )
     @precondition(lambda self: self.clients)
     def alloc(self, which: int, prompt: list[int], device: int) -> None:
         client = self.clients[which % len(self.clients)]
@@ -149,7 +152,12 @@ class KernelMachine(RuleBasedStateMachine):
         for ctx, cid in zip(made.ctxs, made.cids, strict=True):
             self.contexts.append(Mirror(mirror.client, ctx, cid, mirror.pid, list(mirror.tokens)))
 
-    @rule(which=st.integers(0, 9), n=st.integers(0, 24), seed=st.integers(0, 3), temperature=st.sampled_from([0.0, 0.0, 0.9]))
+    @rule(
+        which=st.integers(0, 9),
+        n=st.integers(0, 24),
+        seed=st.integers(0, 3),
+        temperature=st.sampled_from([0.0, 0.0, 0.9]),
+    )
     def generate(self, which: int, n: int, seed: int, temperature: float) -> None:
         mirror = self.pick(which)
         if mirror is None or mirror.request:
@@ -235,7 +243,9 @@ class KernelMachine(RuleBasedStateMachine):
     @rule(device=st.integers(0, 1))
     @precondition(lambda self: self.busy())
     def fail_pass(self, device: int) -> None:
-        if self.system.kernel.machine.devices[device % self.devices].failures < 3:  # a fourth in a row is an error (EIO)
+        if (
+            self.system.kernel.machine.devices[device % self.devices].failures < 3
+        ):  # a fourth in a row is an error (EIO)
             self.system.fail(device % self.devices)
 
     @rule(device=st.integers(0, 1), wrote=st.booleans(), arena=st.sampled_from(["kept", "kept", "kept", "lost"]))
@@ -322,19 +332,19 @@ class TwinMachine(KernelMachine):
 
 
 class CoreMachine(KernelMachine):
-    core = Core
+    core: ClassVar[CoreMaker] = Core
 
 
 class TwoDevices(KernelMachine):
-    core = Core
-    devices = 2
+    core: ClassVar[CoreMaker] = Core
+    devices: ClassVar[int] = 2
 
 
 class ConstantKey(KernelMachine):
     """A broken key function: every block has the same key.  Verification must catch it; the answers stay right."""
 
-    core = Core
-    hash_bits = 0
+    core: ClassVar[CoreMaker] = Core
+    hash_bits: ClassVar[int] = 0
 
 
 COMMON = settings(

@@ -93,14 +93,22 @@ def test_stale_and_forged_handles() -> None:
     client.call("release", first)
     second = client.call("alloc_context").ctx
     assert first & 0xFFFFFFFF == second & 0xFFFFFFFF, "the index is used again"
-    for handle, code in ((first, E.ESTALE), (0, E.EBADF), (-5, E.EBADF), (second + 1, E.EBADF), (second + (7 << 32), E.EBADF)):
+    for handle, code in (
+        (first, E.ESTALE),
+        (0, E.EBADF),
+        (-5, E.EBADF),
+        (second + 1, E.EBADF),
+        (second + (7 << 32), E.EBADF),
+    ):
         with pytest.raises(Errno) as error:
             client.call("stat", handle) if handle else client.call("append", handle, ints([1]))
         assert error.value.code is code, handle
 
 
 def test_disconnect_in_the_middle_of_a_prefill_stops_within_one_chunk() -> None:
-    system = SimulatedSystem(core=Core, frames=600, block_tokens=4, window_tokens=2048, sysctl={"sched.step_tokens": 64})
+    system = SimulatedSystem(
+        core=Core, frames=600, block_tokens=4, window_tokens=2048, sysctl={"sched.step_tokens": 64}
+    )
     client = system.connect()
     ctx = client.call("alloc_context").ctx
     prompt = [n % 256 for n in range(2000)]
@@ -123,7 +131,9 @@ def test_disconnect_in_the_middle_of_a_prefill_stops_within_one_chunk() -> None:
 
 def test_a_short_request_starts_beside_a_long_prefill() -> None:
     """Case 32: it is not stuck behind the 2,000-token prompt once that is cancelled."""
-    system = SimulatedSystem(core=Core, frames=600, block_tokens=4, window_tokens=2048, sysctl={"sched.step_tokens": 64})
+    system = SimulatedSystem(
+        core=Core, frames=600, block_tokens=4, window_tokens=2048, sysctl={"sched.step_tokens": 64}
+    )
     client = system.connect()
     long = client.call("alloc_context").ctx
     client.post("append", long, ints([n % 256 for n in range(2000)]))
@@ -196,7 +206,7 @@ def test_same_events_same_effects_to_the_byte() -> None:
         system.kill_driver()
         system.run()
         system.disconnect(client)
-        return [entry for entry in system.log]
+        return list(system.log)
 
     assert play() == play()
 

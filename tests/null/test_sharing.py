@@ -30,7 +30,9 @@ def test_classroom_hits_misses_and_evictions_counted_by_hand() -> None:
     its last holder, prompt 3.  So the ring holds own0, own1, own2, own3, shared1, shared0, then the flood's: the own
     blocks of all four prompts go, the shared ones stay.  The shared prompt again: 2 hits.
     """
-    system = SimulatedSystem(core=Core, frames=12, block_tokens=4, window_tokens=64, sysctl={"sched.watermark_permille": 0})
+    system = SimulatedSystem(
+        core=Core, frames=12, block_tokens=4, window_tokens=64, sysctl={"sched.watermark_permille": 0}
+    )
     client = system.connect()
     shared = [7, 1, 4, 1, 5, 9, 2, 6]
     contexts = []
