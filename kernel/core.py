@@ -9,6 +9,7 @@ around each (cffi always does), which is why the kernel's process has one Python
 
 from __future__ import annotations
 
+import struct
 from array import array
 from typing import Any, Final
 
@@ -137,11 +138,17 @@ class Core:
         return _new(Admit, _unpack(self._numbers, 4))
 
     def oldest(self, device: int, want: int) -> list[int]:
-        return self._list(_oldest(self._c, device, want))
+        count = self._checked(_oldest(self._c, device, want))
+        numbers = array("i")  # faster than ffi.unpack, and so is struct below than a list given to cffi: a third of the cost
+        numbers.frombytes(_buffer(self._out.list, 4 * count))
+        return numbers.tolist()
 
     def evict(self, device: int, blocks: list[int]) -> int:
-        numbers = array("i", blocks)  # twice as fast as letting cffi convert the list
-        return self._checked(_evict(self._c, device, ffi.from_buffer("int32_t[]", numbers), len(numbers)))
+        try:
+            numbers = struct.pack(f"{len(blocks)}i", *blocks)
+        except struct.error as error:
+            raise ValueError(f"core: evict names a block that does not exist: {error}") from None
+        return self._checked(_evict(self._c, device, ffi.from_buffer("int32_t[]", numbers), len(blocks)))
 
     # -- generations ----------------------------------------------------------------------------------------------
 
