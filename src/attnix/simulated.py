@@ -41,11 +41,14 @@ from attnix.kernel.events import (
     Timer,
     Tokens,
 )
-from attnix.kernel.geometry import KvShape
+from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.step import Kernel
 from attnix.kernel.twin import TwinCore
 
 CoreMaker: TypeAlias = Callable[..., CoreApi]
+DeviceMaker: TypeAlias = Callable[
+    [int, RowLayout, memoryview], Any
+]  # (frames, layout, rows) -> something that executes
 Record: TypeAlias = Any  # a result record of kernel/calls.py
 
 
@@ -59,7 +62,7 @@ def tokens_of(data: bytes) -> list[int]:
 
 
 class SimulatedSystem:
-    """frames: per device.  check: fsck after every step, and any problem is an AssertionError.
+    """make_device: what stands for each accel, a SimDevice unless told otherwise.  frames: per device.  check: fsck after every step, and any problem is an AssertionError.
 
     Public: kernel, devices, pending (passes not yet completed, per device), now_ns, halted, sent (every effect, if kept).
     """
@@ -82,6 +85,7 @@ class SimulatedSystem:
         identity: tuple[tuple[str, str], ...] = (("weights", "sim"),),
         kv: KvShape | None = None,
         record: bool = False,
+        make_device: DeviceMaker | None = None,
     ) -> None:
         config = KernelConfig(
             devices=tuple(DeviceConfig(f"hbm{d}", "hbm", frames) for d in range(devices)),
@@ -99,9 +103,10 @@ class SimulatedSystem:
         rows = [memoryview(bytearray(layout.total_bytes)) for _ in range(devices)]
         self.core = core(bytes(range(16)), block_tokens, layout, [frames] * devices, rows, hash_bits)
         self.kernel = Kernel(config, self.core)
-        self.devices = [
-            SimDevice(frames, layout, rows[d], block_tokens, vocab_tokens, script=script) for d in range(devices)
-        ]
+        maker = make_device or (
+            lambda f, where, table: SimDevice(f, where, table, block_tokens, vocab_tokens, script=script)
+        )
+        self.devices: list[Any] = [maker(frames, layout, rows[d]) for d in range(devices)]
         self.frames = frames
         self.now_ns = 0
         self.check = check

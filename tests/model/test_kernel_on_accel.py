@@ -1,0 +1,161 @@
+"""The whole kernel over the real CPU engine with a tiny random model: the same tokens, to the bit, whatever happens.
+
+The oracle is the same request alone, cold, in one chunk, on a pool that is never short (its tokens equal transformers':
+test_hf_equal.py).  Case 34 of the field cases: cold, warm, chunked 1/3/16/all, alone and among others, forked, preempted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attnix.drivers.accel.driver import AccelBackend, AccelConfig
+from attnix.drivers.accel.metadata import load_config
+from attnix.kernel.core import Core
+from attnix.kernel.errors import E, Errno
+from attnix.kernel.geometry import RowLayout
+from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
+
+Tiny = Callable[[str], tuple[Path, Any]]
+BLOCK, WINDOW, VOCAB = 16, 192, 300
+
+
+def accel_system(path: Path, frames: int, step_tokens: int = 512) -> SimulatedSystem:
+    def make(capacity: int, layout: RowLayout, rows: memoryview) -> AccelBackend:
+        config = AccelConfig(
+            str(path), layout.slots, layout.entries, BLOCK, "float32", "float32", "invariant", threads=1
+        )
+        frame_bytes = load_config(path).frame_bytes(BLOCK, "float32")
+        backend = AccelBackend(config, bytearray(capacity * frame_bytes), rows)
+        assert backend.probe().capacity_frames == capacity
+        return backend
+
+    return SimulatedSystem(
+        frames=frames, block_tokens=BLOCK, window_tokens=WINDOW, vocab_tokens=VOCAB, max_contexts=24, core=Core,
+        make_device=make, sysctl={"sched.step_tokens": step_tokens}, check=False,
+    )  # fmt: skip
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return [(seed * 7919 + 31 * n * n + n) % VOCAB for n in range(length)]
+
+
+def start(client: SimulatedClient, prompt: list[int], n: int) -> int:
+    ctx = client.call("alloc_context").ctx
+    client.post("append", ctx, ints(prompt))
+    return client.post("generate", ctx, n, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)
+
+
+def outcome(client: SimulatedClient, request: int) -> tuple[list[int], tuple[tuple[float, bytes, bytes], ...]]:
+    """Tokens, and log-probabilities to the bit."""
+    result = client.result(request)
+    return tokens_of(result.tokens), result.logprobs
+
+
+def cold(path: Path, prompt: list[int], n: int) -> tuple[list[int], tuple[tuple[float, bytes, bytes], ...]]:
+    system = accel_system(path, 24)
+    client = system.connect()
+    request = start(client, prompt, n)
+    system.run()
+    return outcome(client, request)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 160])
+def test_prompt_lengths_warm_and_cold(tiny_model: Tiny, length: int) -> None:
+    """160 tokens are exactly the pool of ten frames."""
+    path, _ = tiny_model("llama")
+    prompt = prompt_of(length, 3)
+    expected = cold(path, prompt, 6)
+    system = accel_system(path, 10)
+    client = system.connect()
+    room = min(6, 161 - length)
+    for _ in ("cold", "warm"):
+        request = start(client, prompt, 6)
+        system.run()
+        tokens, logprobs = outcome(client, request)
+        assert (tokens, logprobs) == (expected[0][:room], expected[1][:room])
+
+
+def test_an_empty_prompt_is_refused(tiny_model: Tiny) -> None:
+    client = accel_system(tiny_model("llama")[0], 4).connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, b"")
+    with pytest.raises(Errno) as error:
+        client.call("generate", ctx, 3)
+    assert error.value.code is E.EINVAL
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    length=st.integers(1, 70),
+    chunk=st.sampled_from([1, 3, 16, 24, 512]),
+    others=st.integers(0, 8),
+    fork_at=st.integers(0, 70),
+    frames=st.sampled_from([7, 24]),
+    kill_after=st.integers(0, 12),
+    model=st.sampled_from(["llama", "qwen3"]),
+)
+def test_same_tokens_and_logits_in_every_circumstance(
+    tiny_model: Tiny, length: int, chunk: int, others: int, fork_at: int, frames: int, kill_after: int, model: str
+) -> None:
+    path, _ = tiny_model(model)
+    prompt = prompt_of(length, 5)
+    expected = cold(path, prompt, 12)
+    system = accel_system(path, frames, chunk)
+    client = system.connect()
+    parent = client.call("alloc_context").ctx
+    client.call("append", parent, ints(prompt[:fork_at]))
+    forked = client.call("fork", parent).ctxs[0]
+    client.post("append", forked, ints(prompt[fork_at:]))
+    requests = [client.post("generate", forked, 12, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)]
+    requests += [start(client, prompt_of(length, 5 if n % 2 else 50 + n), 12) for n in range(others)]
+    for _ in range(kill_after):
+        system.tick()
+    system.kill_driver(wrote_kv=bool(kill_after % 2))
+    system.run()
+    assert outcome(client, requests[0]) == expected
+    for n, request in enumerate(requests[1:]):
+        if n % 2:
+            assert outcome(client, request) == expected
+    assert system.kernel.fsck() == []
+
+
+def test_many_rows_share_a_forward_and_change_nothing(tiny_model: Tiny) -> None:
+    """At least eight rows per forward, counted at the engine."""
+    path, _ = tiny_model("llama")
+    prompts = [prompt_of(20 + n, n) for n in range(12)]
+    alone = [cold(path, prompt, 16) for prompt in prompts]
+    system = accel_system(path, 60)
+    client = system.connect()
+    requests = [start(client, prompt, 16) for prompt in prompts]
+    system.run()
+    assert [outcome(client, request) for request in requests] == alone
+    counters = system.devices[0].health()
+    assert counters["sequences"] / counters["passes"] >= 8
+
+
+def test_control_altering_the_kv_of_any_mapped_block_changes_the_logits(tiny_model: Tiny) -> None:
+    path, _ = tiny_model("llama")
+    prompt = prompt_of(40, 3)
+    expected = cold(path, prompt, 4)
+    for entry in range(3):
+        system = accel_system(path, 10)
+        client = system.connect()
+        ctx = client.call("alloc_context").ctx
+        client.call("append", ctx, ints(prompt))
+        system.run()
+        frame = array("i", client.call("pagemap", ctx).frames)[entry]
+        backend = system.devices[0]
+        at = frame * backend._frame_bytes + 4 * BLOCK  # some value of its first layer's keys
+        values = memoryview(backend._frames)[at : at + 64].cast("f")
+        for n in range(16):
+            values[n] += 1.0
+        request = client.post("generate", ctx, 4, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)
+        system.run()
+        assert outcome(client, request) != expected, f"block {entry} is not read"
