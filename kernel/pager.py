@@ -56,7 +56,7 @@ class Pager:
                 self.evict(result.shortage_frames)
             elif self.make_room(result.shortage_frames, context):
                 continue
-            elif self._sched.active() or not self._drop_waiting(context):
+            elif self._sched.active() or not (self._drop_waiting(context) or self._drop_own(context)):
                 return False
 
     def make_room(self, shortage_frames: int, keep: Context | None = None) -> bool:
@@ -87,6 +87,13 @@ class Pager:
                 self._drop(context, "waiting")
                 return True
         return self._drop_held(keep)
+
+    def _drop_own(self, context: Context) -> bool:
+        """Alone and still short: copying its partial tail needs one frame more than the context itself.  Start afresh."""
+        if not self._can_drop(context):
+            return False
+        self._drop(context, "own")
+        return True
 
     def _drop_held(self, keep: Context) -> bool:
         """Then those of stopped and paused contexts."""

@@ -237,3 +237,16 @@ def test_control_altering_any_mapped_block_changes_the_stream() -> None:
         frame = array("i", client.call("pagemap", ctx).frames)[entry]
         system.devices[0].frame(frame)[0] ^= 1
         assert tokens_of(client.call("generate", ctx, 4).tokens) != expected, f"entry {entry} is not read"
+
+
+def test_a_context_as_large_as_the_pool_whose_tail_must_be_copied_first() -> None:
+    """Truncated into an indexed block, then grown to exactly the pool: the copy would need a tenth frame of nine."""
+    system = SimulatedSystem(core=Core, frames=9, block_tokens=4, window_tokens=64)
+    client = system.connect()
+    prompt = list(range(28))
+    ctx = new_context(client, prompt)
+    system.run()
+    client.call("truncate", ctx, 25)
+    more = list(range(100, 111))
+    client.call("append", ctx, ints(more))
+    assert tokens_of(client.call("generate", ctx, 1).tokens) == reference_tokens(prompt[:25] + more, 1)
