@@ -164,7 +164,7 @@ class _Run:
         if name != LLAMA_Q4 and got[0] != expected[0]:
             raise PeerMissing(f"it runs another model: it answers {got}, attnix {expected}")
         for engine in (self.ours, peer):  # compile and touch everything once
-            engine.prefill(self.prompts(8, 256))
+            engine.prefill(self.prompts(8, 128))
             engine.decode(4)
         self.peers[name] = peer
 

@@ -136,8 +136,8 @@ def booted(model: str, directory: str, hbm_bytes: int) -> Iterator[Ours]:
             daemon.wait()
             raise BenchError(f"the daemon did not start: {errors.read_text().strip()}")
         ours = Ours(path)
-        yield ours
-        ours.client.close()
+        with ours.client:
+            yield ours
     finally:
         daemon.terminate()
         daemon.wait()
@@ -148,6 +148,7 @@ class Peer:
     """Another engine.  Between calls its process is stopped (SIGSTOP), so that its idle threads cannot spin.
 
     python   interpreter of the venv where it is installed
+    pid      process, and leader of a process group of its own
     Error at construction: PeerMissing.
     """
 
@@ -168,6 +169,7 @@ class Peer:
                 )
             except OSError as error:
                 raise PeerMissing(f"{python}: {error.strerror}; `make peers` installs the peers") from error
+        self.pid: Final = self._process.pid
         try:
             self.version = str(self._answer())
         except PeerMissing:
