@@ -6,6 +6,7 @@ object names.  What stays here is what a scheduler looks at once per decision, n
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,7 @@ class Job:
     """What a context is being run for.  One at a time."""
 
     __slots__ = (
-        "args", "begun", "conn", "ending", "kind", "logprobs", "marks", "order", "request", "scored", "scores", "start",
-        "top_k", "tries",
+        "args", "begun", "conn", "ending", "kind", "logprobs", "order", "request", "scored", "scores", "start",
     )  # fmt: skip
 
     def __init__(self, kind: JobKind, order: int, conn: int = 0, request: int = 0) -> None:
@@ -42,19 +42,17 @@ class Job:
         self.begun = False  # it has sampled: it ends in a reason from now on, never in an errno
         self.ending = ""  # reason to end with as soon as no pass is in flight
         self.logprobs: list[tuple[float, bytes, bytes]] = []
-        self.top_k = 0  # FORWARD
         self.scored = 0  # SCORE: positions below this have their log-probability
         self.scores: list[bytes] = []
-        self.tries = 0  # passes in a row that failed with this job alone in them
 
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "handle", "job", "keep", "last_ns", "last_request", "last_start", "mark", "parent", "parked",
-        "preemptions", "process", "slot",
+        "admitted", "cid", "device", "dying", "handle", "job", "keep", "last_request", "last_start", "mark", "parent",
+        "parked", "preemptions", "process", "queued", "slot", "unparking",
     )  # fmt: skip
 
-    def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid, now_ns: int) -> None:
+    def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid) -> None:
         self.cid = cid
         self.slot = slot
         self.device = device
@@ -62,12 +60,13 @@ class Context:
         self.parent = parent
         self.handle = 0  # 0: not reachable by handle (the scratch context of a score)
         self.job: Job | None = None
+        self.queued = False  # it is in its scheduler's queue
         self.admitted = True  # the whole log has frames
         self.dying = False  # released while a pass was in flight
         self.keep = -1  # truncate to this many tokens when no pass is in flight; -1 = no
-        self.parked: list[Syscall] = []  # calls that wait for the pass in flight
+        self.parked: deque[Syscall] = deque()  # calls that wait for the pass in flight, and those that came after them
+        self.unparking = False  # the first of them has its turn now
         self.preemptions = 0
-        self.last_ns = now_ns
         self.last_request: tuple[int, int] = (
             0,
             0,

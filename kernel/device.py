@@ -7,13 +7,14 @@ from .config import DeviceConfig
 from .events import Exec
 
 RESTART_AFTER_FAILURES = 3  # passes in a row that fail before the driver is restarted
+BLAME_AFTER_FAILURES = 3  # passes of a context alone that fail, others going well, before it is to blame
 
 
 class Device:
     """up and epoch follow the driver; `flight` is the pass that runs there now."""
 
     __slots__ = (
-        "capacity", "driver_pid", "epoch", "failures", "flight", "gone", "index", "isolate", "name", "restarts", "samples",
+        "blame", "capacity", "driver_pid", "epoch", "failures", "flight", "gone", "index", "isolate", "name", "restarts", "samples",
         "seq", "tier", "up",
     )  # fmt: skip
 
@@ -31,6 +32,9 @@ class Device:
         self.flight: Exec | None = None
         self.samples = 0  # tokens the pass in flight will sample
         self.failures = 0  # passes in a row that failed
+        self.blame: dict[
+            int, int
+        ] = {}  # by cid: passes that failed with this context alone in them, since one of its went well
         self.isolate = 0  # passes still to be run with one sequence each, to find which one fails
 
     def flight_seqs(self) -> list[Seq]:

@@ -157,14 +157,21 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"context {context.cid} is not in process {context.process.pid}")
         connection = m.connections.get(context.process.conn)
         job = context.job
+        resting = m.schedulers[context.device].idle.get(context.cid) is context
+        if (job is not None and resting) or (job is None and not resting and m.core.slot_row(context.slot).entries):
+            problems.append(f"context {context.cid} holds frames that cannot be taken, or may lose those it uses")
         if context.dying and not m.core.in_flight(context.slot):
             problems.append(f"context {context.cid} should be gone")
+        if context.parked and not m.core.in_flight(context.slot):
+            problems.append(f"I9: calls wait for a pass of context {context.cid}, which has none")
         if job is None or connection is None:
             continue
         if job.request and connection.requests.get(job.request) is not context:
             problems.append(f"I9: request {job.request} of context {context.cid} would get no reply")
         scheduler = m.schedulers[context.device]
         queued = context in scheduler.queue
+        if queued is not context.queued:
+            problems.append(f"context {context.cid} is wrong about being queued")
         decoding = scheduler.decoding.get(context.slot) is context
         if queued and decoding:
             problems.append(f"context {context.cid} is queued and decoding")

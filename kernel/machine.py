@@ -17,29 +17,17 @@ from .context import Context, Job, JobKind
 from .device import Device
 from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
-from .ids import Cid, Conn, Pid, Slot
+from .ids import Cid, Pid, Slot
 from .log import Dmesg
 from .process import Connection, Process
 from .sched import Scheduler
 from .sysctl import POLICIES, Sysctl
+from .waiting import Waiter, Waiters
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
 
 SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
-
-
-class Waiter:
-    """A `wait` that has not been answered."""
-
-    __slots__ = ("conn", "deadline_timer", "parent", "pid", "request")
-
-    def __init__(self, conn: Conn, request: int, parent: Pid, pid: Pid, deadline_timer: int) -> None:
-        self.conn = conn
-        self.request = request
-        self.parent = parent
-        self.pid = pid  # 0: any child of parent
-        self.deadline_timer = deadline_timer  # 0: none
 
 
 class Machine:
@@ -56,7 +44,7 @@ class Machine:
         self.by_slot: dict[int, Context] = {}
         self.processes: dict[Pid, Process] = {}
         self.connections: dict[int, Connection] = {}  # by Conn
-        self.waiters: list[Waiter] = []
+        self.waiters = Waiters(self.set_timer)
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
         self.syscalls = 0  # counted apart: once per call
@@ -134,6 +122,8 @@ class Machine:
         pid = Pid(self._next_pid)
         process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns)
         self.processes[pid] = process
+        if parent:
+            self.processes[parent].children[pid] = process
         connection.pids.add(pid)
         return process
 
@@ -146,28 +136,47 @@ class Machine:
         process.zombie = True
         process.code = code
         process.reason = reason
-        for child in list(self.processes.values()):
-            if child.parent == process.pid:
-                child.parent = Pid(0)
-                if child.zombie:
-                    self.forget(child)
+        for waiter in [w for same in process.waiters.values() for w in same]:
+            self.answer(waiter, E.ECANCELED, {"message": "the process that waited has ended"})
+        for child in list(process.children.values()):
+            child.parent = Pid(0)
+            if child.zombie:
+                self.forget(child)
+        process.children.clear()
+        process.ended.clear()
         parent = self.processes.get(process.parent)
         if parent is None or parent.zombie:
             self.forget(process)
         else:
-            self.answer_waiters(process)
+            parent.ended[process.pid] = process
+            waiting = parent.waiters.get(process.pid) or parent.waiters.get(Pid(0))
+            if waiting:
+                first = waiting[0]
+                self.waiters.drop(first)
+                self.reply(first.conn, first.request, 0, self.reap(parent, process))
 
-    def answer_waiters(self, process: Process) -> None:
-        for waiter in self.waiters:
-            if waiter.pid == process.pid or (waiter.pid == 0 and waiter.parent == process.parent):
-                self.waiters.remove(waiter)
-                result = WaitResult(process.pid, process.code, process.reason, self.usage_of(process))
-                self.reply(waiter.conn, waiter.request, 0, result)
-                self.forget(process)
-                return
+    def reap(self, parent: Process, process: Process) -> WaitResult:
+        """Somebody takes an ended child; those who have nobody left to wait for are told."""
+        result = WaitResult(process.pid, process.code, process.reason, self.usage_of(process))
+        self.forget(process)
+        alone = parent.waiters.get(process.pid, [])
+        if not parent.children:
+            alone = [w for same in parent.waiters.values() for w in same]
+        for waiter in alone[:]:
+            self.answer(waiter, E.ENOENT, {"message": "another call has waited for the process", "pid": process.pid})
+        return result
+
+    def answer(self, waiter: Waiter, code: E, result: Detail) -> None:
+        """A `wait` ends in an errno."""
+        self.waiters.drop(waiter)
+        self.reply(waiter.conn, waiter.request, code, result)
 
     def forget(self, process: Process) -> None:
         self.processes.pop(process.pid, None)
+        parent = self.processes.get(process.parent)
+        if parent is not None:
+            parent.children.pop(process.pid, None)
+            parent.ended.pop(process.pid, None)
         connection = self.connections.get(process.conn)
         if connection is not None:
             connection.pids.discard(process.pid)
@@ -176,10 +185,11 @@ class Machine:
 
     def new_context(self, process: Process, slot: Slot, device: int, parent: Cid) -> Context:
         self._next_cid += 1
-        context = Context(Cid(self._next_cid), slot, device, process, parent, self.now_ns)
+        context = Context(Cid(self._next_cid), slot, device, process, parent)
         self.contexts[context.cid] = context
         self.by_slot[slot] = context
         process.contexts[context.cid] = context
+        self.schedulers[device].rest(context)
         return context
 
     def release(self, context: Context, reason: str = "cancelled") -> None:
@@ -204,6 +214,8 @@ class Machine:
         process = context.process
         process.past = _add(process.past, self.usage(context))
         self.core.close_slot(context.slot)
+        self.schedulers[context.device].wake(context)
+        self.devices[context.device].blame.pop(context.cid, None)
         del self.contexts[context.cid]
         del self.by_slot[context.slot]
         del process.contexts[context.cid]
@@ -225,7 +237,7 @@ class Machine:
 
     def start(self, context: Context, job: Job) -> None:
         context.job = job
-        context.last_ns = self.now_ns
+        self.schedulers[context.device].wake(context)
         context.admitted = False  # its last token may have no frame yet
         context.last_request = (0, 0)
         if not self.held(context):
@@ -247,7 +259,7 @@ class Machine:
             self.core.truncate(context.slot, context.keep)
             context.keep = -1
         context.job = None
-        context.last_ns = self.now_ns
+        scheduler.rest(context)
         if job.kind is JobKind.GENERATE:
             row = self.core.slot_row(context.slot)
             total = self.usage(context)
@@ -265,7 +277,7 @@ class Machine:
         """FORWARD or SCORE has its answer."""
         self.schedulers[context.device].remove(context)
         context.job = None
-        context.last_ns = self.now_ns
+        self.schedulers[context.device].rest(context)
         self.reply(job.conn, job.request, 0, result)
         self._drop_scratch(context, job)
 
@@ -280,6 +292,7 @@ class Machine:
             return
         self.schedulers[context.device].remove(context)
         context.job = None
+        self.schedulers[context.device].rest(context)
         if job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, error.code, error.detail)
         self._drop_scratch(context, job)

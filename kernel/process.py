@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from .calls import Usage
 from .context import Context
 from .errors import E, Errno
 from .ids import Conn, Pid
+
+if TYPE_CHECKING:
+    from .waiting import Waiter
 
 
 class ProcessState(Enum):
@@ -24,8 +28,8 @@ class Process:
     """A schedulable unit: contexts, a nice value, an owner.  Never reused pids."""
 
     __slots__ = (
-        "born_ns", "code", "conn", "contexts", "name", "nice", "parent", "past", "pid", "reason", "stopped", "uid",
-        "zombie",
+        "born_ns", "children", "code", "conn", "contexts", "ended", "name", "nice", "parent", "past", "pid", "reason",
+        "stopped", "uid", "waiters", "zombie",
     )  # fmt: skip
 
     def __init__(self, pid: Pid, parent: Pid, uid: int, conn: Conn, name: str, nice: int, born_ns: int) -> None:
@@ -37,6 +41,9 @@ class Process:
         self.nice = nice
         self.born_ns = born_ns
         self.contexts: dict[int, Context] = {}  # by cid
+        self.children: dict[Pid, Process] = {}  # also those that ended and were not waited for
+        self.ended: dict[Pid, Process] = {}  # of them, in the order in which they ended
+        self.waiters: dict[Pid, list[Waiter]] = {}  # by the child waited for; 0: any
         self.past = Usage()  # of contexts that are gone
         self.stopped = False
         self.zombie = False

@@ -44,13 +44,32 @@ class Scheduler:
         self.pager = Pager(machine, device, self)
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
+        self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
+        self.moves = 0  # changes of who is queued or holds frames
 
     # -- membership -----------------------------------------------------------------------------------------------
 
     def add(self, context: Context) -> None:
         """A job with tokens to compute."""
-        if context not in self.queue:
+        if not context.queued:
+            context.queued = True
             insort(self.queue, context, key=_age)
+            self.moves += 1
+
+    def _unqueue(self, context: Context) -> None:
+        if context.queued:
+            context.queued = False
+            self.queue.remove(context)
+            self.moves += 1
+
+    def rest(self, context: Context) -> None:
+        """It has no job: its frames are the first to be taken, after those of contexts idle for longer."""
+        self.idle.pop(context.cid, None)
+        self.idle[context.cid] = context
+
+    def wake(self, context: Context) -> None:
+        """It has a job, or goes."""
+        self.idle.pop(context.cid, None)
 
     def reorder(self) -> None:
         """A nice value changed."""
@@ -58,8 +77,7 @@ class Scheduler:
 
     def remove(self, context: Context) -> None:
         """The job is over or held; its token in flight, if any, is not wanted."""
-        if context in self.queue:
-            self.queue.remove(context)
+        self._unqueue(context)
         self._core.stop_running(context.slot)
         self.decoding.pop(context.slot, None)
         self._core.discard(context.slot)
@@ -68,8 +86,7 @@ class Scheduler:
         """STOPPED or paused: no more passes, but a token in flight is kept."""
         self._core.stop_running(context.slot)
         self.decoding.pop(context.slot, None)
-        if context in self.queue:
-            self.queue.remove(context)
+        self._unqueue(context)
         context.admitted = False
         if self._core.in_flight(context.slot):
             self._m.unsettled.append(context)
@@ -83,12 +100,17 @@ class Scheduler:
     def run(self) -> None:
         """If the device is free and there is work, send it the next pass."""
         device = self._device
+        rounds = 0
         while device.up and device.flight is None and (self.queue or self.decoding):
-            waiting = len(self.queue)
+            before = self.moves
             self._admit()
-            if self._send() or len(self.queue) == waiting:
+            if self._send() or self.moves == before:
                 return
-            # prompts that turned out to be computed already have left the queue: others may be admitted now
+            # Prompts that turned out to be computed already have left the queue, or somebody lost its frames: others may
+            # be admitted now.  Each round ends a job or serves the oldest, so there cannot be many.
+            rounds += 1
+            if rounds > 1000 + 2 * len(self.queue):
+                raise Panic(f"{device.name}: no pass can be planned for {len(self.queue)} waiting contexts")
 
     def _send(self) -> bool:
         """Plan the next pass and emit it.  False: nothing can run."""
@@ -102,7 +124,7 @@ class Scheduler:
             if plan.status == EVICT:
                 self.pager.evict(plan.shortage_frames)
             elif plan.status == NOROOM and not self.pager.make_room(plan.shortage_frames):
-                self.pager.preempt_newest()
+                self.pager.preempt(plan.shortage_frames)
         if not plan.sequences:
             return False
         device.seq += 1
@@ -120,26 +142,30 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give frames to those that wait, oldest first, until one does not fit: then nobody overtakes it."""
+        active = -1
         for context in self.queue:
             if context.admitted or self._core.in_flight(context.slot):
                 continue
-            if not self.pager.admit(context):
+            if active < 0:
+                active = self.active()
+            if not self.pager.admit(context, active):
                 return
+            active += 1
 
     def _chunks(self) -> list[bytes]:
         """PREFILL records for the budget that decoding leaves."""
         sysctl = self._m.sysctl
         one = bool(self._device.isolate)
-        room = sysctl.max_running
+        room = 1 if one else sysctl.max_running
         decode = min(len(self.decoding), room)
-        if one:
-            decode = 0
-            if self.decoding and (not self.queue or self._device.seq % 2):
-                return []
+        if room == 1 and self.decoding and (not self.queue or self._device.seq % 2):
+            return []  # one place in a pass: decoding and prompts take turns
+        if room > 1:
+            room -= min(decode, room // 2)  # prompts that keep coming leave half of the places
         budget = max(sysctl.step_tokens - decode, sysctl.step_tokens // 4, 1)
         chunks: list[bytes] = []
         for context in list(self.queue):
-            if budget <= 0 or len(chunks) + 1 > room or (one and chunks):
+            if budget <= 0 or len(chunks) >= room:
                 break
             if not context.admitted:
                 continue
@@ -161,7 +187,7 @@ class Scheduler:
             if at.blocked_by < 0:
                 return at.computed, at.ready
             filler = self._m.by_slot.get(at.blocked_by)
-            if filler is not None and ((filler in self.queue and filler.admitted) or self._core.in_flight(at.blocked_by)):
+            if filler is not None and ((filler.queued and filler.admitted) or self._core.in_flight(at.blocked_by)):
                 return at.computed, 0
             self._core.steal(context.slot)
 
@@ -195,7 +221,8 @@ class Scheduler:
     def sampled(self, context: Context, job: Job) -> None:
         """A generation's prompt is computed and its next token drawn: it decodes from now on."""
         job.begun = True
-        if context in self.queue:
-            self.queue.remove(context)
+        if context.queued:
+            self._unqueue(context)
             if self._core.is_running(context.slot):
+                context.admitted = True
                 self.decoding[context.slot] = context

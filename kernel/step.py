@@ -18,7 +18,7 @@ from .batch import FORWARD, SAMPLE, SCORE, Seq
 from .calls import ForwardResult, ScoreResult
 from .config import KernelConfig
 from .context import Context, JobKind
-from .device import RESTART_AFTER_FAILURES, Device
+from .device import BLAME_AFTER_FAILURES, RESTART_AFTER_FAILURES, Device
 from .errors import E, Errno
 from .events import (
     Bug,
@@ -96,6 +96,9 @@ class Kernel:
         context = connection.lookup(ctx)
         traps.quiet(context, "append")
         length = self.machine.core.slot_row(context.slot).tokens
+        if context.parked:
+            log = traps.log_to_be(context, self.machine.core.read_log(context.slot, 0, length))
+            return len(log) // 4, log[max(0, len(log) - 4 * count) :]
         return length, self.machine.core.read_log(context.slot, max(0, length - count), length)
 
     # -- clients --------------------------------------------------------------------------------------------------
@@ -109,7 +112,6 @@ class Kernel:
         connection = m.connections.pop(event.conn, None)
         if connection is None:
             return
-        m.waiters = [w for w in m.waiters if w.conn != connection.conn]
         for pid in sorted(connection.pids):
             process = m.processes.get(pid)
             if process is not None:
@@ -167,11 +169,8 @@ class Kernel:
 
     def _timer(self, event: Timer) -> None:
         m = self.machine
-        for waiter in m.waiters:
-            if waiter.deadline_timer == event.timer:
-                m.waiters.remove(waiter)
-                m.reply(waiter.conn, waiter.request, E.ETIMEDOUT, {"message": "no process has ended in time"})
-                return
+        for waiter in m.waiters.due(m.now_ns):
+            m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)
@@ -242,18 +241,22 @@ class Kernel:
         device.failures += 1
         suspects = device.flight_seqs()
         self._lose_pass(device)
-        if len(suspects) == 1 and device.failures > RESTART_AFTER_FAILURES:
-            context = m.by_slot.get(suspects[0].slot)
-            if context is not None:
-                m.fail(context, Errno(E.EIO, f"{device.name} cannot compute this context: {event.reason}"))
-                self._unpark(context)
+        alone = m.by_slot.get(suspects[0].slot) if len(suspects) == 1 else None
+        blame = 0
+        if alone is not None and device.isolate:
+            blame = device.blame[alone.cid] = device.blame.get(alone.cid, 0) + 1
+        if alone is not None and (device.failures > RESTART_AFTER_FAILURES or blame >= BLAME_AFTER_FAILURES):
             device.failures = 0
-        elif device.failures == RESTART_AFTER_FAILURES:
+            device.blame.pop(alone.cid, None)
+            m.fail(alone, Errno(E.EIO, f"{device.name} cannot compute this context: {event.reason}"))
+            self._unpark(alone)
+            return
+        if device.failures == RESTART_AFTER_FAILURES:
             device.up = False
             m.emit(RestartDriver(device.index, f"{device.failures} passes in a row failed"))
-            device.isolate = len(suspects) + 1
-        elif device.failures > RESTART_AFTER_FAILURES:
-            device.isolate = len(suspects) + 1
+        if device.failures >= RESTART_AFTER_FAILURES or blame:
+            scheduler = m.schedulers[device.index]  # each has its turn, as prompts and decoding take turns
+            device.isolate = 2 * (len(scheduler.queue) + len(scheduler.decoding)) + 2
 
     def _exec_done(self, event: ExecDone) -> None:
         m = self.machine
@@ -271,7 +274,7 @@ class Kernel:
         if low < 0 or high >= m.config.vocab_tokens:
             self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, f"sampled token {low if low < 0 else high}"))
             return
-        rare = event.tops or event.scores or m.schedulers[device.index].queue or m.ending or m.unsettled
+        rare = event.tops or event.scores or m.schedulers[device.index].queue or m.ending or m.unsettled or device.blame
         seqs = device.flight_seqs() if rare else None  # steady decoding costs no Python per context
         if (event.tops or event.scores) and not _fits(event, seqs or []):
             self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, "log-probabilities do not fit the pass"))
@@ -288,6 +291,10 @@ class Kernel:
             m.emit(Tokens(commit.streams, commit.tokens, commit.logprobs, tops))
         if seqs is not None:
             self._chunks_done(device, seqs, event)
+            if device.blame:
+                for q in seqs:
+                    if q.slot in m.by_slot:
+                        device.blame.pop(m.by_slot[q.slot].cid, None)
         for slot, reason in commit.finished:
             context = m.by_slot[slot]
             m.finish(context, _REASON[reason])
@@ -357,7 +364,9 @@ class Kernel:
 
     def _unpark(self, context: Context) -> None:
         while context.parked and not self.machine.core.in_flight(context.slot):
-            self._syscall(context.parked.pop(0))
+            context.unparking = True
+            self._syscall(context.parked.popleft())
+            context.unparking = False
 
 
 def _fits(event: ExecDone, seqs: list[Seq]) -> bool:

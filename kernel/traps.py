@@ -17,7 +17,7 @@ from .events import Halt, Syscall
 from .fsck import fsck
 from .ids import Cid, Pid, Slot
 from .look import context_row, process_row, tier_row, uname, vmstat
-from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine, Waiter
+from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine
 from .params import (
     ABI_VERSION,
     MAX_FORK,
@@ -32,6 +32,7 @@ from .params import (
 )
 from .process import Connection, Process
 from .sysctl import POLICIES
+from .waiting import Waiter
 
 Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
 
@@ -68,11 +69,9 @@ def seen_process(m: Machine, connection: Connection, pid: int) -> Process:
 def seen_context(m: Machine, connection: Connection, args: c.LookArgs) -> Context:
     if args.ctx:
         return connection.lookup(args.ctx)
-    for context in m.contexts.values():
-        if context.cid == args.cid:
-            if context.process.uid != connection.uid and connection.uid != 0:
-                break
-            return context
+    context = m.contexts.get(Cid(args.cid))
+    if context is not None and connection.uid in (0, context.process.uid):
+        return context
     raise Errno(E.ENOENT, f"no context {args.cid} of this user", cid=args.cid)
 
 
@@ -82,12 +81,32 @@ def administrator(m: Machine, connection: Connection, what: str) -> None:
 
 
 def parked(m: Machine, context: Context, call: Syscall) -> bool:
-    """A call that changes what is mapped waits for the pass in flight, and behind others that wait."""
+    """A call that changes what is mapped waits for the pass in flight."""
     if not m.core.in_flight(context.slot):
-        return False
+        return behind(m, context, call)
     context.parked.append(call)
     m.unsettled.append(context)
     return True
+
+
+def behind(m: Machine, context: Context, call: Syscall) -> bool:
+    """A call on a context where others wait already does not overtake them."""
+    if not context.parked or context.unparking:
+        return False
+    context.parked.append(call)
+    return True
+
+
+def log_to_be(context: Context, log: bytes) -> bytes:
+    """The log when the calls that wait have had their turn.  EBUSY: one of them samples."""
+    for call in context.parked:
+        if isinstance(call.args, c.TruncateArgs):
+            log = log[: 4 * max(0, call.args.length)]
+        elif isinstance(call.args, c.AppendArgs):
+            log += call.args.tokens
+        elif isinstance(call.args, c.GenerateArgs):
+            raise Errno(E.EBUSY, "a generation waits its turn on this context: cancel it before you append")
+    return log
 
 
 def quiet(context: Context, what: str) -> None:
@@ -167,6 +186,8 @@ def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) 
     if len(m.processes) >= MAX_PROCESSES:
         raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES)
     source = connection.lookup(args.fork_of) if args.fork_of else None
+    if source and behind(m, source, call):
+        return None
     slot = m.core.fork(source.slot, 1) if source else None
     if source and not slot:
         raise _no_slots(m)
@@ -203,18 +224,15 @@ def kill(m: Machine, connection: Connection, call: Syscall, args: c.KillArgs) ->
 
 def wait(m: Machine, connection: Connection, call: Syscall, args: c.WaitArgs) -> c.WaitResult | None:
     parent = own_process(m, connection, 0)
-    children = [p for p in m.processes.values() if p.parent == parent.pid and args.pid in (0, p.pid)]
-    if not children:
+    if not (args.pid in parent.children if args.pid else parent.children):
         raise Errno(E.ENOENT, f"no child process {args.pid or ''}".strip() + " to wait for", pid=args.pid)
-    ended = next((p for p in children if p.zombie), None)
+    ended = parent.ended.get(Pid(args.pid)) if args.pid else next(iter(parent.ended.values()), None)
     if ended is not None:
-        result = c.WaitResult(ended.pid, ended.code, ended.reason, m.usage_of(ended))
-        m.forget(ended)
-        return result
+        return m.reap(parent, ended)
     if args.timeout_ms == 0:
         raise Errno(E.EAGAIN, "no child has ended yet", retry_after=0)
-    timer = m.set_timer(m.now_ns + args.timeout_ms * 1_000_000) if args.timeout_ms > 0 else 0
-    m.waiters.append(Waiter(connection.conn, call.request, parent.pid, Pid(args.pid), timer))
+    at_ns = m.now_ns + args.timeout_ms * 1_000_000 if args.timeout_ms > 0 else 0
+    m.waiters.add(Waiter(connection.conn, call.request, parent, Pid(args.pid), at_ns), m.now_ns)
     return None
 
 
@@ -279,10 +297,12 @@ def _forked(m: Machine, process: Process, source: Context, slot: int) -> Context
     return m.new_context(process, Slot(slot), source.device, source.cid)
 
 
-def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) -> c.ForkResult:
+def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) -> c.ForkResult | None:
     source = connection.lookup(args.ctx)
     if not 1 <= args.n <= MAX_FORK:
         raise Errno(E.EINVAL, f"fork makes 1..{MAX_FORK} contexts, not {args.n}", n=args.n)
+    if behind(m, source, call):
+        return None
     slots = m.core.fork(source.slot, args.n)
     if not slots:
         raise Errno(E.ENOMEM, f"fewer than {args.n} of {m.config.max_contexts} context slots are free", wanted=args.n)
@@ -290,12 +310,14 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
     return c.ForkResult(tuple(connection.add(x) for x in children), tuple(x.cid for x in children))
 
 
-def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs) -> c.AppendResult:
+def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs) -> c.AppendResult | None:
     context = connection.lookup(args.ctx)
     if args.text or args.messages:
         raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
     quiet(context, "append")
     n = check_tokens(m, args.tokens)
+    if behind(m, context, call):
+        return None
     length = m.core.slot_row(context.slot).tokens
     check_room(m, context, length + n)
     if n:
@@ -308,6 +330,8 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
 def truncate(m: Machine, connection: Connection, call: Syscall, args: c.TruncateArgs) -> c.TruncateResult | None:
     context = connection.lookup(args.ctx)
     quiet(context, "truncate")
+    if behind(m, context, call):
+        return None
     length = m.core.slot_row(context.slot).tokens
     if not 0 <= args.length <= length:
         raise Errno(E.EINVAL, f"length {args.length} is not within 0..{length}", length=args.length, tokens=length)
@@ -350,6 +374,8 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     context = connection.lookup(args.ctx)
     quiet(context, "generate")
     computable(m, context)
+    if behind(m, context, call):
+        return
     _check_sampling(args)
     stops = args.stop_tokens
     check_tokens(m, stops)
@@ -366,7 +392,8 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     job.args = args
     job.start = length
     template = _template(context, args, length)
-    m.core.set_generation(context.slot, template, stops, args.max_tokens, limit, connection.conn, call.request)
+    most = min(args.max_tokens, limit)  # more than the log can hold is no more than any number
+    m.core.set_generation(context.slot, template, stops, most, limit, connection.conn, call.request)
     _begin(m, connection, call, context, job)
     if args.max_tokens == 0 or length >= limit:
         m.finish(context, "length")
@@ -377,10 +404,10 @@ def _check_sampling(args: c.GenerateArgs) -> None:
         (args.max_tokens >= 0, "max_tokens", args.max_tokens, ">= 0"),
         (0.0 <= args.temperature <= 100.0, "temperature", args.temperature, "0..100"),
         (args.top_k >= 0, "top_k", args.top_k, ">= 0 (0: off)"),
-        (0.0 < args.top_p <= 1.0, "top_p", args.top_p, "above 0, at most 1 (1: off)"),
+        (1e-6 <= args.top_p <= 1.0, "top_p", args.top_p, "1e-6..1 (1: off)"),
         (0.0 <= args.min_p < 1.0, "min_p", args.min_p, "0 (off) to below 1"),
         (0 <= args.seed < 1 << 64, "seed", args.seed, "0..2**64-1"),
-        (0.0 < args.repetition_penalty <= 100.0, "repetition_penalty", args.repetition_penalty, "above 0 (1: off)"),
+        (0.01 <= args.repetition_penalty <= 100.0, "repetition_penalty", args.repetition_penalty, "0.01..100 (1: off)"),
         (-100.0 <= args.presence_penalty <= 100.0, "presence_penalty", args.presence_penalty, "-100..100"),
         (-100.0 <= args.frequency_penalty <= 100.0, "frequency_penalty", args.frequency_penalty, "-100..100"),
         (0 <= args.logprobs <= MAX_LOGPROBS, "logprobs", args.logprobs, f"0..{MAX_LOGPROBS}"),
@@ -414,6 +441,8 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     computable(m, context)
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
+    if behind(m, context, call):
+        return
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
@@ -428,6 +457,8 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
     source = connection.lookup(args.ctx)
     computable(m, source)
     n = check_tokens(m, args.tokens)
+    if behind(m, source, call):
+        return
     length = m.core.slot_row(source.slot).tokens
     if n == 0 or length == 0:
         raise Errno(E.EINVAL, "score needs a context that is not empty and at least one token")
@@ -443,16 +474,28 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
 
 
 def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs) -> c.Empty:
-    for waiter in m.waiters:
-        if waiter.conn == connection.conn and waiter.request == args.request:
-            m.waiters.remove(waiter)
-            m.reply(waiter.conn, waiter.request, E.ECANCELED, {"message": "wait was cancelled"})
-            return c.Empty()
+    waiter = m.waiters.find(connection.conn, args.request)
+    if waiter is not None:
+        m.answer(waiter, E.ECANCELED, {"message": "wait was cancelled"})
+        return c.Empty()
     context = connection.requests.get(args.request)
+    if context is None and _unwait(m, connection, args.request):
+        return c.Empty()
     if context is None or context.job is None:
         raise Errno(E.ENOENT, f"request {args.request} is not running on this connection", request=args.request)
     m.finish(context, "cancelled")
     return c.Empty()
+
+
+def _unwait(m: Machine, connection: Connection, request: int) -> bool:
+    """Cancel a call that waits for its turn on its context.  False: there is none of that id."""
+    for context in contexts_of(m, connection):
+        for waiting in context.parked:
+            if waiting.request == request:
+                context.parked.remove(waiting)
+                m.reply(waiting.conn, waiting.request, E.ECANCELED, {"message": f"{waiting.name} was cancelled"})
+                return True
+    return False
 
 
 # -- system ---------------------------------------------------------------------------------------------------------
