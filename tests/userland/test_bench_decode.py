@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,8 +20,10 @@ from safetensors.torch import load_file
 from attnix.boot import home_dir
 from attnix.drivers.accel.weights import open_model
 from attnix.syscalls import connect
-from attnix.userland.bench.decode import Options, Shape, export, run, shape_of
+from attnix.userland.bench.decode import Options, export, run
 from attnix.userland.bench.decode_engines import BenchError, Peer, PeerMissing, booted
+from attnix.userland.bench.processors import Others, busy_seconds, cpu_seconds
+from attnix.userland.bench.roofline import Shape, shape_of
 
 Until = Callable[[Callable[[], bool], str], None]
 
@@ -108,7 +111,7 @@ def test_the_peers_get_the_same_weights(tmp_path: Path, monkeypatch: pytest.Monk
     made = (folder / "bf16.gguf").stat().st_mtime_ns
     assert export(tmp_path / "tiny.gguf") == folder
     assert (folder / "bf16.gguf").stat().st_mtime_ns == made, "it was written twice"
-    shape = shape_of(folder, token_bytes=1)
+    shape = shape_of(folder / "hf" / "config.json", token_bytes=1)
     assert shape.weight_bytes == sum(2 * t.numel() for t in expected.values() if t.ndim == 2)
 
 
@@ -169,10 +172,6 @@ def spinner(engines: dict[str, str], tmp_path: Path) -> Iterator[Peer]:
     peer.end()
 
 
-def ticks(pid: int) -> int:
-    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-
-
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -182,11 +181,11 @@ def test_a_peer_answers_and_is_stopped_between_calls(spinner: Peer, until: Until
     assert spinner.prefill([[1, 2], [3, 4]]) == (1.5, [3, 7])
     assert spinner.decode(4) == (0.5, [[4]])
     until(lambda: state(spinner.pid) == "T", "stopping the peer")
-    before = ticks(spinner.pid)
+    before = cpu_seconds(spinner.pid)
     spent = time.process_time()
     while time.process_time() < spent + 0.2:  # as long as this takes, its thread could have spun
         pass
-    assert ticks(spinner.pid) == before
+    assert cpu_seconds(spinner.pid) == before
     assert spinner.decode(4) == (0.5, [[4]])
 
 
@@ -213,6 +212,21 @@ def test_a_stopped_peer_does_not_outlive_the_benchmark(engines: dict[str, str], 
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     pid = int(done.stdout)
     until(lambda: not os.path.exists(f"/proc/{pid}") or state(pid) == "Z", "the end of the peer")
+
+
+def test_processor_time_of_others_is_told_from_ours(engines: dict[str, str], tmp_path: Path) -> None:
+    peer = Peer("spinner_engine", sys.executable, {}, engines, tmp_path / "err")
+    os.kill(peer.pid, signal.SIGCONT)  # its thread spins from here on
+    try:
+        whole, own = busy_seconds(), cpu_seconds(os.getpid())
+        mine, theirs = Others(lambda: cpu_seconds(os.getpid())), Others(lambda: 0.0)
+        while cpu_seconds(peer.pid) < 0.5:
+            time.sleep(0.01)
+        assert cpu_seconds(os.getpid()) - own >= 0.4, "children count"
+        assert busy_seconds() - whole >= 0.4
+        assert theirs.share() > mine.share() + 0.05
+    finally:
+        peer.end()
 
 
 # -- attnix's own side ----------------------------------------------------------------------------------------------

@@ -15,19 +15,23 @@ at the streaming bandwidth and the time for the operations at torch's best bfloa
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import json
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .decode_engines import BenchError, Engine, Ours, Peer, PeerMissing, Prompts, booted
+from .processors import Others, cores, cpu_seconds
+from .report import show
+from .roofline import Shape, shape_of
 from .row import Row
 
 LLAMA: Final = "llama.cpp bf16"
@@ -42,6 +46,8 @@ SHARED_TOKENS: Final = 8192  # above so many prompt tokens a round has one run o
 HBM_BYTES: Final = 1536 << 20
 FRANCE: Final = [504, 3575, 282, 4649, 314]  # "The capital of France is" in SmolLM2's vocabulary
 SEED: Final = 20240229
+DISTURBED: Final = 0.04  # others use more of the processors than this: a pair is said to be disturbed
+QUIET_S: Final = 0.5
 
 
 class Options(NamedTuple):
@@ -50,6 +56,10 @@ class Options(NamedTuple):
     quick    batches 1 and 8, prompts of 128 tokens, 2 pairs: does it work, not how fast is it
     peers    names in PEERS
     python   interpreter of the peers' venv; "": `.venv-peers` beside the sources
+    rounds   pairs behind each median
+    steps    decode passes in a pair
+    only     "" or a part of the titles of the cases to measure ("batch 8, prompt 1024")
+    patience_s  in all, to wait for others to leave the processors alone
     """
 
     model: str = "smollm2"
@@ -58,46 +68,29 @@ class Options(NamedTuple):
     python: str = ""
     rounds: int = 5
     steps: int = 32
+    only: str = ""
+    patience_s: float = 120
 
 
 class Case(NamedTuple):
+    """So many prompts of so many tokens; `decodes` where decode is measured after the prefill."""
+
     batch: int
     prompt: int
     decodes: bool
 
-
-class Shape(NamedTuple):
-    """What a pass reads and computes.
-
-    linear   weights that every token is multiplied with, the output head not among them
-    head     weights of the output head
-    attended operations per pair of tokens: 2 products x 2 operations x layers x heads x head_dim
-    """
-
-    weight_bytes: int
-    linear: int
-    head: int
-    attended: int
-    token_bytes: int
-
-    def decode_seconds(self, batch: int, length: float, bandwidth: float, flops: float) -> float:
-        """The least time of a decode pass over contexts of `length` tokens."""
-        read = self.weight_bytes + batch * length * self.token_bytes
-        done = batch * (2 * (self.linear + self.head) + self.attended * length)
-        return max(read / bandwidth, done / flops)
-
-    def prefill_seconds(self, batch: int, length: int, bandwidth: float, flops: float) -> float:
-        """The least time to compute prompts of `length` tokens and the next token of each."""
-        done = batch * (2 * self.linear * length + self.attended * length * (length + 1) / 2 + 2 * self.head)
-        return max(self.weight_bytes / bandwidth, done / flops)
+    @property
+    def title(self) -> str:
+        return f"batch {self.batch}, prompt {self.prompt}"
 
 
 class Sample(NamedTuple):
-    """Seconds of one pair, and the limit measured beside it."""
+    """Seconds of one pair, the limit measured beside it, and the share of the processors that others took."""
 
     ours: float
     theirs: float
     limit: float
+    others: float
 
 
 def run(options: Options, say: Callable[[str], None] = lambda text: None) -> list[Row]:
@@ -111,10 +104,10 @@ def run(options: Options, say: Callable[[str], None] = lambda text: None) -> lis
         if gguf.suffix != ".gguf":
             raise BenchError(f"{gguf} is no GGUF file: the peers' weights are made from one")
         exported = export(gguf)
-        run_ = _Run(options, ours, shape_of(exported, ours.uname.token_bytes), say)
-        bench_limits = Peer("limits_engine", sys.executable, {"threads": cores()}, {}, Path(directory) / "limits.err")
-        stack.callback(bench_limits.end)
-        run_.limits = bench_limits
+        limits = Peer("limits_engine", sys.executable, {"threads": cores()}, {}, Path(directory) / "limits.err")
+        stack.callback(limits.end)
+        shape = shape_of(exported / "hf" / "config.json", ours.uname.token_bytes)
+        run_ = _Run(options, ours, limits, shape, say)
         for name in dict.fromkeys(peer for asked in options.peers for peer in PEERS[asked]):
             try:
                 peer = start(name, options, gguf, exported, directory)
@@ -125,7 +118,8 @@ def run(options: Options, say: Callable[[str], None] = lambda text: None) -> lis
                 say(f"{name} is missing: {missing}")
                 run_.missing[name] = str(missing)
         for case in cases(options, ours.uname.window_tokens):
-            run_.measure(case)
+            if options.only in case.title:
+                run_.measure(case)
         return run_.rows
 
 
@@ -141,11 +135,10 @@ def cases(options: Options, window_tokens: int) -> list[Case]:
 class _Run:
     """The state of one run: who takes part, and the rows so far."""
 
-    limits: Peer
-
-    def __init__(self, options: Options, ours: Ours, shape: Shape, say: Callable[[str], None]) -> None:
+    def __init__(self, options: Options, ours: Ours, limits: Peer, shape: Shape, say: Callable[[str], None]) -> None:
         self.options = options
         self.ours = ours
+        self.limits = limits
         self.shape = shape
         self.say = say
         self.peers: dict[str, Peer] = {}
@@ -155,6 +148,8 @@ class _Run:
         self._random = random.Random(SEED)
         self._rounds = 2 if options.quick else options.rounds
         self._steps = 8 if options.quick else options.steps
+        self._patience_s = 0.0 if options.quick else options.patience_s
+        self._others = Others(self._cpu_seconds)
 
     def welcome(self, name: str, peer: Peer) -> None:
         """Let a peer take part.  Error: PeerMissing when it computes another model than ours: then it is no peer."""
@@ -174,7 +169,7 @@ class _Run:
 
     def measure(self, case: Case) -> None:
         """All rows of a case."""
-        label = f"batch {case.batch}, prompt {case.prompt}"
+        label = case.title
         self.say(f"{label}: {', '.join(self._taking(case, self.peers)) or 'no peers'}")
         shared = case.batch * case.prompt > SHARED_TOKENS
 
@@ -229,12 +224,15 @@ class _Run:
         """
         samples: dict[str, list[Sample]] = {}
         for _ in range(self._rounds):
-            ours = 0.0
+            ours = disturbed = 0.0
             for name in self._taking(case, self.peers) or [""]:
+                self._wait_for_quiet()
                 least = limit(self.limits.call("bandwidth"), self.limits.call("gemm"))
                 measured = fresh()
+                self._others.start()
                 if not shared or not ours:
                     ours = measured(self.ours)
+                    disturbed = self._others.share()
                 theirs = 0.0
                 if name:
                     try:
@@ -244,14 +242,30 @@ class _Run:
                         self.missing[name] = str(missing)
                         del self.peers[name]
                         name = ""
-                samples.setdefault(name, []).append(Sample(ours, theirs, least))
+                sample = Sample(ours, theirs, least, max(disturbed, self._others.share()))
+                samples.setdefault(name, []).append(sample)
         return samples
+
+    def _cpu_seconds(self) -> float:
+        """Processor time of all that takes part: this process and what it started."""
+        return cpu_seconds(os.getpid())
+
+    def _wait_for_quiet(self) -> None:
+        """Until others leave the processors alone for a second, as long as the patience lasts."""
+        while self._patience_s > 0:
+            self._others.start()
+            time.sleep(QUIET_S)
+            if self._others.share() < DISTURBED:
+                return
+            self._patience_s -= QUIET_S
+            if self._patience_s <= 0:
+                self.say("out of patience: other programs keep the processors busy")
 
     def _alone(self, name: str, measured: Callable[[Engine], float]) -> float:
         """Seconds of a peer.  Error: BenchError when attnix did not keep still meanwhile; PeerMissing."""
-        before = self.ours.cpu_seconds()
+        before = cpu_seconds(self.ours.uname.pid)
         theirs = measured(self.peers[name])
-        busy = self.ours.cpu_seconds() - before
+        busy = cpu_seconds(self.ours.uname.pid) - before
         if busy > 0.05 * theirs + 0.05:
             raise BenchError(f"attnix used {busy:.2f} s of processor time while {name} ran for {theirs:.2f} s")
         return theirs
@@ -265,6 +279,11 @@ class _Run:
             theirs = tokens / statistics.median(s.theirs for s in pairs) if name else None
             ratio = statistics.median(s.theirs / s.ours for s in pairs) if name else None
             share = statistics.median(s.limit / s.ours for s in pairs)
+            disturbed = [s.others for s in pairs if s.others >= DISTURBED]
+            if disturbed:
+                self.say(
+                    f"{label}, {name or 'alone'}: others took up to {max(disturbed):.0%} in {len(disturbed)} pairs"
+                )
             self.rows.append(
                 Row("decode", label, ours, "tokens/s", name or "none", theirs, ratio, limit, share, len(pairs))
             )
@@ -280,10 +299,6 @@ def continuation(engine: Engine) -> list[int]:
     _, firsts = engine.prefill([FRANCE])
     _, tokens = engine.decode(8)
     return [firsts[0], *tokens[0]]
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def start(name: str, options: Options, gguf: Path, exported: Path, directory: str) -> Peer:
@@ -319,23 +334,31 @@ def export(gguf: Path) -> Path:
     return folder
 
 
-def shape_of(exported: Path, token_bytes: int) -> Shape:
-    """From the exported model's configuration."""
-    c = json.loads((exported / "hf" / "config.json").read_text())
-    h, d = c["hidden_size"], c["head_dim"]
-    attention = h * d * (2 * c["num_attention_heads"] + 2 * c["num_key_value_heads"])
-    linear = c["num_hidden_layers"] * (attention + 3 * h * c["intermediate_size"])
-    head = h * c["vocab_size"]
-    return Shape(
-        2 * (linear + head), linear, head, 4 * c["num_hidden_layers"] * c["num_attention_heads"] * d, token_bytes
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="attnix bench decode",
+        description="Prefill and decode tokens/s, beside other engines with the same weights.",
     )
-
-
-def main(arguments: Sequence[str]) -> None:
-    """`python -m attnix.userland.bench.decode [--quick]`: for use without the command line of `attnix`."""
-    rows = run(Options(quick="--quick" in arguments), lambda text: print(text, file=sys.stderr, flush=True))
-    print(json.dumps([row._asdict() for row in rows], indent=1))
+    parser.add_argument("--json", action="store_true", help="print a JSON list of rows")
+    parser.add_argument("--model", default="smollm2", help="a GGUF file or pulled model (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="does it work, not how fast is it: few cases, two pairs")
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated, or nothing (%(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose title contains TEXT")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs behind each median (%(default)s)")
+    parser.add_argument("--steps", type=int, default=32, help="decode passes in a pair (%(default)s)")
+    parser.add_argument("--python", default="", metavar="PATH", help="interpreter of the peers' venv (.venv-peers)")
+    parser.add_argument(
+        "--patience", type=float, default=120, metavar="S", help="wait so long in all for a quiet machine"
+    )
+    a = parser.parse_args()
+    peers = tuple(filter(None, a.peers.split(",")))
+    options = Options(a.model, a.quick, peers, a.python, a.rounds, a.steps, a.only, a.patience)
+    try:
+        rows = run(options, lambda text: print(text, file=sys.stderr, flush=True))
+    except BenchError as error:
+        sys.exit(f"attnix bench decode: {error}")
+    show(rows, a.json)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

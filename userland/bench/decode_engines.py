@@ -110,16 +110,6 @@ class Ours:
             context.release()
         self._contexts = []
 
-    def cpu_seconds(self) -> float:
-        """Processor time that the daemon and its children have used."""
-        pids = [str(self.uname.pid)]
-        for pid in pids:
-            pids += Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ticks = 0
-        for pid in pids:
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-        return ticks / os.sysconf("SC_CLK_TCK")
-
 
 @contextlib.contextmanager
 def booted(model: str, directory: str, hbm_bytes: int) -> Iterator[Ours]:
