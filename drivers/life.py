@@ -147,8 +147,13 @@ class Life:
         self._signal_group(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Ask it to exit by closing its channel, then with SIGTERM, then without asking; returns when it is reaped."""
-        if self.state in (State.STARTING, State.UP):
+        """Ask it to exit by closing its channel, then with SIGTERM, then without asking; returns when it is reaped.
+
+        One that is not up yet has nothing to put in order, and would not look at its channel before it is.
+        """
+        if self.state is State.STARTING:
+            self.kill("asked to stop")
+        if self.state is State.UP:
             self.state = State.ENDING
             self.reason = "asked to stop"
             self._close_channel()

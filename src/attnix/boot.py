@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import os
 import re
 import secrets
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,10 +33,12 @@ from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.drivers.supervisor import DriverStartError, Supervisor
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.core import Core
+from attnix.kernel.errors import Errno
 from attnix.kernel.events import Bug, Event
 from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.params import BLOCK_TOKENS, MAX_CONTEXTS
 from attnix.kernel.step import Kernel
+from attnix.kernel.sysctl import Sysctl
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Listener
 from attnix.syscalls.paths import default_socket_path
@@ -41,6 +46,8 @@ from attnix.syscalls.textservice import TextService, TextUnavailable
 
 SIM_VOCAB: Final = 256
 KEY_FORMAT: Final = "1"
+_SECRET_BYTES: Final = 16
+_STOPPED: Final = (signal.SIGTERM, signal.SIGINT)
 _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -111,24 +118,72 @@ def resolve_model(name: str) -> str:
 
 
 def read_secret(directory: Path) -> bytes:
-    """The 16-byte key of the block-key hash, made at the first boot; mode 0600 in a directory of mode 0700."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The 16-byte key of the block-key hash, made at the first boot; mode 0600 in a directory of mode 0700.
+
+    It appears whole or not at all: a full disk leaves no half of it, and two first boots agree.  Error: BootError.
+    """
     path = directory / "secret"
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _make_secret(path)
         secret = path.read_bytes()
-        if len(secret) != 16:
-            raise BootError(
-                f"{path} is not 16 bytes long: remove it and boot again (cached keys will not match)"
-            ) from None
-        return secret
-    with os.fdopen(fd, "wb") as file:
-        secret = secrets.token_bytes(16)
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())
+    except OSError as error:
+        raise BootError(f"the state directory {directory} cannot be used: {error.strerror}; see --state-dir") from error
+    if len(secret) != _SECRET_BYTES:
+        raise BootError(
+            f"{path} is not {_SECRET_BYTES} bytes long: remove it and boot again (cached keys will not match)"
+        )
     return secret
+
+
+def _make_secret(path: Path) -> None:
+    temporary = path.with_name(f"secret.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_bytes(_SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another boot was quicker: its secret is as good
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
+
+
+def machine_bytes() -> int:
+    """Memory that this process may ever use: the machine's, or its control group's when that is less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2 and v1
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return min(limits)
+
+
+def check_memory(options: Options, frames_bytes: int, layout: RowLayout) -> None:
+    """BootError when frames and page tables cannot fit, rather than being killed for memory once they are written."""
+    wanted = options.accels * (frames_bytes + layout.total_bytes)
+    limit = machine_bytes()
+    if wanted > limit:
+        raise BootError(
+            f"frames ({options.accels} x {frames_bytes} bytes) and page tables ({options.accels} x {layout.total_bytes}) "
+            f"need {wanted} bytes and this machine allows {limit}: give less --hbm, --max-contexts or --window"
+        )
+
+
+def settings_of(options: Options) -> dict[str, int | str]:
+    """What --sysctl sets, checked.  Error: BootError."""
+    settings: dict[str, int | str] = {}
+    for assignment in options.sysctl:
+        name, separator, value = assignment.partition("=")
+        if not separator:
+            raise BootError(f"--sysctl {assignment!r}: write NAME=VALUE")
+        try:
+            Sysctl().set(name, value)
+        except Errno as error:
+            raise BootError(f"--sysctl {assignment}: {error.detail['message']}") from error
+        settings[name] = value
+    return settings
 
 
 def shape_of(options: Options) -> Shape:
@@ -160,10 +215,8 @@ def driver_specs(options: Options, shape: Shape, layout: RowLayout, capacity_fra
             "cache_dir": str(home_dir() / "digests"),
         }
     else:
-        import json
-
         module = "attnix.drivers.sim"
-        config = common | {"vocab": SIM_VOCAB, "numerics": options.numerics} | json.loads(options.sim or "{}")
+        config = common | {"vocab": SIM_VOCAB, "numerics": options.numerics} | _sim_settings(options.sim)
     return [
         DriverSpec(
             device=d,
@@ -175,6 +228,16 @@ def driver_specs(options: Options, shape: Shape, layout: RowLayout, capacity_fra
         )
         for d in range(options.accels)
     ]
+
+
+def _sim_settings(text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text or "{}")
+    except ValueError as error:
+        raise BootError(f"--sim is not JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise BootError(f"--sim is a JSON object, not {text}")
+    return settings
 
 
 def kernel_config(
@@ -196,12 +259,6 @@ def kernel_config(
         ("engine", first.engine),
         ("numerics", options.numerics),
     )
-    settings: dict[str, int | str] = {}
-    for assignment in options.sysctl:
-        name, separator, value = assignment.partition("=")
-        if not separator:
-            raise BootError(f"--sysctl {assignment!r}: write NAME=VALUE")
-        settings[name] = value
     return KernelConfig(
         devices=tuple(DeviceConfig(f"hbm{d}", "hbm", capacity) for d in range(options.accels)),
         kv=shape.kv,
@@ -221,7 +278,7 @@ def kernel_config(
         tokenizer=text.tokenizer_path if text else "",
         daemon_pid=os.getpid(),
         sharing=options.sharing,
-        sysctl=settings,
+        sysctl=settings_of(options),
     )
 
 
@@ -250,7 +307,15 @@ class _Relay:
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> int:
-    """Boot and serve until shutdown.  Returns the exit status.  Error: BootError, with nothing left behind."""
+    """Boot and serve until shutdown.  Returns the exit status.
+
+    Error: BootError, with no socket and no process left behind; also when SIGTERM or SIGINT comes before it serves.
+    """
+    loop = asyncio.get_running_loop()
+    this = asyncio.current_task()
+    assert this is not None
+    for signum in _STOPPED:
+        loop.add_signal_handler(signum, this.cancel, signum.name)  # until the daemon has its own
     try:
         listener = Listener(options.socket)
     except CannotListen as error:
@@ -259,12 +324,15 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     text: TextService | None = None
     supervisor: Supervisor | None = None
     try:
+        settings_of(options)
+        secret = read_secret(Path(options.state_dir))
         shape = shape_of(options)
         frame_bytes = shape.kv.frame_bytes(options.block_tokens)
         capacity = options.hbm_bytes // frame_bytes
         if capacity < 2:
             raise BootError(f"--hbm {options.hbm_bytes} bytes holds {capacity} frames of {frame_bytes}: give it more")
         layout = RowLayout(options.max_contexts, -(-shape.window_tokens // options.block_tokens))
+        check_memory(options, capacity * frame_bytes, layout)
         supervisor = Supervisor(driver_specs(options, shape, layout, capacity), relay.emit, relay.log)
         starting = asyncio.ensure_future(supervisor.start())
         await asyncio.sleep(0)  # let the drivers begin to load while the text worker does
@@ -273,22 +341,31 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         probes = await starting
         rows = [memoryview(supervisor.rows(d)) for d in range(options.accels)]
         config = kernel_config(options, shape, capacity, probes, text)
-        core = Core(
-            read_secret(Path(options.state_dir)), options.block_tokens, layout, [capacity] * options.accels, rows
-        )
+        core = Core(secret, options.block_tokens, layout, [capacity] * options.accels, rows)
         kernel = Kernel(config, core)
         daemon = Daemon(kernel, listener, text, supervisor)
-    except (DriverStartError, TextUnavailable, BootError, ValueError) as error:
+        relay.connect(daemon.feed)
+        if text is not None:
+            await text.start()
+    except BaseException as error:
         listener.close()
         if text is not None:
             await text.close()
         if supervisor is not None:
             await supervisor.close()
-        raise BootError(str(error)) from error
-    relay.connect(daemon.feed)
-    if text is not None:
-        await text.start()
+        if isinstance(error, asyncio.CancelledError):
+            raise BootError(f"stopped by {error}") from error
+        if isinstance(error, (DriverStartError, TextUnavailable, BootError, ValueError, OSError, MemoryError)):
+            raise BootError(str(error)) from error
+        raise
     return await daemon.run(lambda: ready(listener.path))
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -298,7 +375,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--socket", default=default_socket_path(), help="Unix socket to serve (default: %(default)s)")
     parser.add_argument(
-        "--hbm", default="256MiB", type=parse_bytes, help="memory for frames, per accel (default: %(default)s)"
+        "--hbm", default="256MiB", type=_size, help="memory for frames, per accel (default: %(default)s)"
     )
     parser.add_argument(
         "--accels", default=1, type=int, help="compute devices, each a driver process (default: %(default)s)"
@@ -335,7 +412,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
 
     def ready(path: str) -> None:
-        print(f"attnix: ready on {path}", flush=True)
+        with contextlib.suppress(BrokenPipeError):  # whoever started it does not want to know
+            print(f"attnix: ready on {path}", flush=True)
 
     try:
         return uvloop.run(serve(options, ready))

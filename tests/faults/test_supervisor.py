@@ -386,7 +386,9 @@ def test_back_off_and_giving_up_and_revival(run: Run) -> None:
             os.kill(world.supervisor.driver_pid(0), signal.SIGKILL)
             bug = await world.event(Bug)
             assert "no memory" in bug.text and "attempt 5" in bug.text
-            assert world.kinds() == ["DriverUp", "DriverDown", "Bug"], "lives that never came up are not reported"
+            assert world.kinds() == ["DriverUp", "DriverDown", "Bug", "DriverGone"], (
+                "lives that never came up are not reported"
+            )
             delays = [text.rsplit(" in ", 1)[1] for level, text in world.logs if "starting it again" in text]
             assert delays == ["0 s", "0.001 s", "0.002 s", "0.004 s"]
             assert world.supervisor.driver_pid(0) == 0
@@ -422,7 +424,7 @@ def test_other_weights_after_a_restart_are_refused(run: Run) -> None:
             os.kill(world.supervisor.driver_pid(0), signal.SIGKILL)
             bug = await world.event(Bug)
             assert "came back as something else: fingerprint" in bug.text
-            assert world.kinds() == ["DriverUp", "DriverDown", "Bug"]
+            assert world.kinds() == ["DriverUp", "DriverDown", "Bug", "DriverGone"]
 
     run(test())
 
