@@ -18,6 +18,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
+from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed
 
 from .channel import EPOCH_VARIABLE, BadMessage, Channel, ChannelClosed
@@ -38,7 +39,7 @@ from .spec import DriverFds, DriverSpec, Log
 OUTPUT_LINES: Final = 20  # last lines of output kept for the message about a death
 OUTPUT_LINE_BYTES: Final = 2000
 MAX_QUEUED_BYTES: Final = 256 << 20  # unsent to a driver that does not read
-_LAST_OUTPUT_READS: Final = 16  # of 64 KiB, after death: a descendant that escaped may go on writing for ever
+_LAST_READS: Final = 16  # after death, of its messages and its output: a descendant that escaped may go on for ever
 
 
 class State(Enum):
@@ -134,9 +135,21 @@ class Life:
     def exec(self, effect: Exec) -> None:
         """Send a pass.  Its answer comes through `answered`, or the life ends.  Only while UP."""
         expected = expected_results(effect.seqs)
-        deadline = self._loop.call_later(self.spec.timing.exec_ns / 1e9, self._on_exec_deadline, effect.seq)
+        tokens = len(effect.tokens) // 4
+        limit_s = (self.spec.timing.exec_ns + tokens * self.spec.timing.exec_token_ns) / 1e9
+        deadline = self._loop.call_later(limit_s, self._on_exec_deadline, effect.seq, limit_s)
         self._in_flight[effect.seq] = _InFlight(expected, deadline)
-        self._send(exec_message(effect))
+        try:
+            self._send(exec_message(effect))
+        except BadMessage as error:  # longer than any message may be: the kernel tries smaller passes
+            del self._in_flight[effect.seq]
+            deadline.cancel()
+            failed = ExecFailed(effect.device, effect.seq, E.E2BIG, str(error))
+            self._loop.call_soon(self._answer_if_up, failed)
+
+    def _answer_if_up(self, failed: ExecFailed) -> None:
+        if self.state is State.UP:
+            self._callbacks.answered(failed)
 
     def kill(self, reason: str) -> None:
         """Give up on it: nothing it says counts from now on.  `ended` follows when it has been reaped."""
@@ -258,9 +271,10 @@ class Life:
             return
         self._loop.remove_reader(self._pidfd)
         self._signal_group(signal.SIGKILL)  # whatever it started; the unreaped leader keeps the group's number ours
-        while self._read_messages():
-            pass
-        for _ in range(_LAST_OUTPUT_READS):
+        for _ in range(_LAST_READS):
+            if not self._read_messages():
+                break
+        for _ in range(_LAST_READS):
             if self._read_output() <= 0:
                 break
         self.exit_status = self._process.wait()
@@ -279,11 +293,11 @@ class Life:
         if self.state is State.STARTING:
             self.kill(f"did not answer its probe within {self.spec.timing.probe_ns / 1e9:g} s")
 
-    def _on_exec_deadline(self, seq: int) -> None:
+    def _on_exec_deadline(self, seq: int, limit_s: float) -> None:
         # A loop that was itself held up must not blame the driver for an answer that is already here.
         self._read_messages()
         if seq in self._in_flight:
-            self.kill(f"did not finish a pass within {self.spec.timing.exec_ns / 1e9:g} s")
+            self.kill(f"did not finish a pass within {limit_s:g} s")
 
     def _on_health_time(self) -> None:
         self._read_messages()

@@ -26,7 +26,10 @@ class Timing(NamedTuple):
     """Deadlines and delays of one driver."""
 
     probe_ns: int = 300_000_000_000  # from spawn to the probe's answer: loading weights happens in between
-    exec_ns: int = 120_000_000_000  # one pass
+    exec_ns: int = 120_000_000_000  # one pass, and
+    exec_token_ns: int = (
+        250_000_000  # for each token of it: a large model on few cores prefills only some tokens a second
+    )
     health_every_ns: int = 5_000_000_000  # between health questions, asked only when no pass is in flight
     health_ns: int = 10_000_000_000  # for their answer
     stop_ns: int = 2_000_000_000  # from a closed channel to SIGTERM, and from that to SIGKILL

@@ -118,6 +118,7 @@ class Machine:
     # -- processes ------------------------------------------------------------------------------------------------
 
     def new_process(self, connection: Connection, parent: Pid, name: str, nice: int) -> Process:
+        name = "".join(c if c.isprintable() else "?" for c in name)  # it will be shown on terminals
         self._next_pid += 1
         pid = Pid(self._next_pid)
         process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns)

@@ -238,9 +238,12 @@ class Kernel:
             return
         m.count("exec_failed")
         m.log("warning", f"{device.name}: pass {event.seq} failed ({event.code}: {event.reason})")
-        device.failures += 1
         suspects = device.flight_seqs()
         self._lose_pass(device)
+        if event.code == E.E2BIG and len(suspects) > 1:  # nothing is wrong with anybody: smaller passes will do
+            self._isolate(device)
+            return
+        device.failures += 1
         alone = m.by_slot.get(suspects[0].slot) if len(suspects) == 1 else None
         blame = 0
         if alone is not None and device.isolate:
@@ -255,8 +258,12 @@ class Kernel:
             device.up = False
             m.emit(RestartDriver(device.index, f"{device.failures} passes in a row failed"))
         if device.failures >= RESTART_AFTER_FAILURES or blame:
-            scheduler = m.schedulers[device.index]  # each has its turn, as prompts and decoding take turns
-            device.isolate = 2 * (len(scheduler.queue) + len(scheduler.decoding)) + 2
+            self._isolate(device)
+
+    def _isolate(self, device: Device) -> None:
+        """Passes of one sequence, until each has had its turn; prompts and decoding take turns."""
+        scheduler = self.machine.schedulers[device.index]
+        device.isolate = 2 * (len(scheduler.queue) + len(scheduler.decoding)) + 2
 
     def _exec_done(self, event: ExecDone) -> None:
         m = self.machine

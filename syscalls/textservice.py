@@ -149,6 +149,9 @@ class TextService:
                 self._finish(
                     request, Failure(E.EIO, {"message": f"the text worker died {TRIES} times on this request"})
                 )
+        self._after_death()
+
+    def _after_death(self) -> None:
         if self._deaths >= len(BACKOFF_SECONDS):
             self.log("error", "the text worker keeps ending; failing what waits for it")
             for request in list(self._jobs):
@@ -159,7 +162,13 @@ class TextService:
     async def _restart(self) -> None:
         if self._closed:
             return
-        self._process, self._socket = self._spawn()
+        try:
+            self._process, self._socket = self._spawn()
+        except OSError as error:  # no descriptors, no memory: what waits must not wait for ever
+            self._deaths += 1
+            self.log("error", f"the text worker cannot be started: {error.strerror}")
+            self._after_death()
+            return
         self._socket.setblocking(False)
         self._channel = await self._connect()
         for job in self._jobs.values():

@@ -222,7 +222,7 @@ def test_death_with_a_pass_in_flight(run: Run, fault: Fault) -> None:
 
 def test_a_hung_driver_is_killed_and_reaped_before_it_is_down(run: Run) -> None:
     async def test() -> None:
-        timing = QUICK._replace(exec_ns=300_000_000)
+        timing = QUICK._replace(exec_ns=300_000_000, exec_token_ns=0)
         async with running(sim_spec(plan=FaultPlan({(1, 0): Fault.HANG}), timing=timing)) as world:
             world.submit(1)
             down = await world.event(DriverDown)  # World._emit looks whether it is gone
@@ -370,6 +370,34 @@ def test_a_program_that_does_not_exist(run: Run) -> None:
         world = World(sim_spec(argv=lambda fds, config: ["/nonexistent/driver"]))
         with pytest.raises(DriverStartError, match="/nonexistent/driver"):
             await world.supervisor.start()
+
+    run(test())
+
+
+def test_a_pass_too_long_for_a_message_is_answered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token histories of many long contexts: the daemon must not break over them, and the driver is none the worse."""
+
+    async def test() -> None:
+        async with running(sim_spec()) as world:
+            monkeypatch.setattr("attnix.drivers.channel.MAX_CHANNEL_MESSAGE_BYTES", 1000)
+            world.submit(1, copies=bytes(2000))
+            failed = await world.event(ExecFailed)
+            assert (failed.seq, failed.code) == (1, E.E2BIG)
+            world.submit(2)
+            assert (await world.event(ExecDone)).seq == 2
+            assert world.kinds() == ["DriverUp", "ExecFailed", "ExecDone"]
+
+    run(test())
+
+
+def test_a_long_pass_has_more_time(run: Run) -> None:
+    async def test() -> None:
+        timing = QUICK._replace(exec_ns=50_000_000, exec_token_ns=20_000_000_000)
+        plan = FaultPlan({(1, 0): Fault.SLOW}, slow_ns=300_000_000)
+        async with running(sim_spec(plan=plan, timing=timing)) as world:
+            world.submit(1)
+            assert (await world.event(ExecDone)).seq == 1
+            assert world.kinds() == ["DriverUp", "ExecDone"]
 
     run(test())
 

@@ -113,3 +113,13 @@ def test_sysctl_values_that_are_no_integers(value: object) -> None:
     with pytest.raises(Errno) as error:
         client.call("sysctl", "no.such", value)
     assert error.value.code is E.ENOENT
+
+
+def test_names_show_nothing_but_characters() -> None:
+    system = SimulatedSystem(core=Core, frames=12, block_tokens=4)
+    client = system.connect(hello=False)
+    client.call("hello", "evil\x1b[2J\nname\x9b" + "x" * 500, 1)
+    client.call("spawn", "caf\u00e9 \u202e\0")
+    names = [p.name for p in client.call("ps").processes]
+    assert names[0].startswith("evil?[2J?name?x") and len(names[0]) == 128
+    assert names[1] == "caf\u00e9 ??"

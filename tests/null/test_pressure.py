@@ -9,7 +9,7 @@ import pytest
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E
-from attnix.kernel.events import DriverDown
+from attnix.kernel.events import DriverDown, ExecFailed
 from attnix.simulated import SimulatedSystem, ints, tokens_of
 
 
@@ -94,6 +94,26 @@ def test_one_context_that_always_fails_does_not_take_the_others_along() -> None:
             else:
                 assert tokens_of(result.tokens) == wanted
         assert system.epochs[0] <= 3, "the driver was restarted again and again"
+
+
+def test_passes_too_large_to_send_become_smaller_ones() -> None:
+    system = SimulatedSystem(core=Core, frames=64, block_tokens=4)
+    client = system.connect()
+    requests = []
+    for n in range(5):
+        ctx = client.call("alloc_context").ctx
+        client.post("append", ctx, ints([n, 3]))
+        requests.append(client.post("generate", ctx, 10))
+    while system.pending[0]:
+        effect = system.pending[0][0]
+        if len(effect.seqs) > 96:
+            system.pending[0].popleft()
+            system.step(ExecFailed(0, effect.seq, E.E2BIG, "message of 10 bytes; the limit is 9"))
+        else:
+            system.tick()
+    for n, request in enumerate(requests):
+        assert tokens_of(client.result(request).tokens) == reference_tokens([n, 3], 10)
+    assert system.epochs[0] == 1, "nothing was wrong with the driver"
 
 
 def test_a_driver_that_fails_now_and_then_costs_nobody_an_error() -> None:

@@ -135,6 +135,29 @@ def test_a_job_that_takes_too_long_is_given_up(model: Path, monkeypatch: pytest.
     run(model, use)
 
 
+def test_a_worker_that_cannot_be_started_again_leaves_nobody_waiting(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptors are left, then there are some again."""
+    monkeypatch.setattr(textservice, "BACKOFF_SECONDS", (0.0,) * 5)
+    spawn = TextService._spawn
+
+    def fails(service: TextService) -> Any:
+        raise OSError(24, "Too many open files")
+
+    async def use(service: TextService) -> None:
+        monkeypatch.setattr(TextService, "_spawn", fails)
+        os.kill(service.worker_pid, signal.SIGKILL)
+        outcome = await job(service.encode, "waits", 0)
+        assert isinstance(outcome, Failure) and outcome.code == E.EIO
+        monkeypatch.setattr(TextService, "_spawn", spawn)
+        while isinstance(outcome, Failure):
+            outcome = await job(service.encode, "again", 0)
+        assert read(service, outcome) == "again"
+
+    run(model, use)
+
+
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(TextUnavailable, match=r"tokenizer\.json"):
         TextService(str(tmp_path))
