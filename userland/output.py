@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -83,10 +83,11 @@ def show(what: RenderableType, to: Console | None = None) -> None:
 
 
 def table(*columns: str) -> Table:
-    """A plain table.  A column name that starts with `>` is a column of numbers."""
+    """A plain table.  A column name that starts with `>` is a column of numbers; one that starts with `~` may wrap."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        made.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+        justify: JustifyMethod = "right" if column.startswith(">") else "left"
+        made.add_column(column.lstrip(">~"), justify=justify, no_wrap=not column.startswith("~"))
     return made
 
 

@@ -8,24 +8,26 @@ from typing import Final
 
 import typer
 
-from ..output import JsonOption
-
 BENCHES: Final = {
     "core": "What the kernel's hot operations cost, against the Python twin and vLLM's scheduler.",
     "syscall": "What a system call costs, against a raw socket echo in the same run.",
     "decode": "Prefill and decode tokens/s, against the machine's limits and other engines.",
 }
 
-bench = typer.Typer(no_args_is_help=True, help="Measure, beside peers and the machine's limits in the same run.")
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure, beside peers and the machine's limits in the same run.  All take --json and --help.",
+)
 
 
 def _register(name: str, about: str) -> None:
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    @bench.command(name, help=f"{about}\n\nFurther options go to the benchmark.", context_settings=settings)
-    def command(context: typer.Context, as_json: JsonOption = False) -> None:
-        flags = [*(["--json"] if as_json else []), *context.args]
-        raise typer.Exit(subprocess.run([sys.executable, "-m", f"attnix.userland.bench.{name}", *flags]).returncode)
+    # Without a help of its own: `--help`, like all other options, is the benchmark's.
+    @bench.command(name, help=about, context_settings=settings, add_help_option=False)
+    def command(context: typer.Context) -> None:
+        module = f"attnix.userland.bench.{name}"
+        raise typer.Exit(subprocess.run([sys.executable, "-m", module, *context.args]).returncode)
 
 
 for _name, _about in BENCHES.items():

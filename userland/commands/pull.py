@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from ..models import CATALOG, HF_PATTERNS, Package, Pulled, find_model, pull_hub, pull_package
+from ..models import CATALOG, HF_PATTERNS, Package, Pulled, check_repository, find_model, pull_hub, pull_package
 from ..output import CommandError, JsonOption, console, print_json, show
 from ..units import size
 
@@ -22,6 +22,8 @@ def pull(
 ) -> None:
     """Download a model, whole or not at all, to $ATTNIX_HOME/models (default ~/.cache/attnix/models)."""
     repository = model.removeprefix("hf:") if model.startswith("hf:") else ""
+    if model.startswith("hf:"):
+        check_repository(repository)
     package = CATALOG.get(model)
     if not repository and package is None:
         raise CommandError(f"no model is called {model!r}: write {', '.join(sorted(CATALOG))} or hf:ORG/NAME")

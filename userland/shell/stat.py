@@ -23,7 +23,7 @@ def stat(
     if as_json:
         print_json(row)
         return
-    made = table("", "")
+    made = table("", "~")
     made.show_header = False
     for name, value in describe(row):
         made.add_row(name, value)

@@ -25,7 +25,7 @@ def sysctl(
     if as_json:
         print_json(found)
         return
-    made = table("NAME", ">VALUE", "MEANING")
+    made = table("NAME", ">VALUE", "~MEANING")
     for row in found.rows:
         made.add_row(row.name, str(row.value), row.meaning)
     show(made)

@@ -13,7 +13,7 @@ def uname(as_json: JsonOption = False, socket: SocketOption = "") -> None:
     if as_json:
         print_json(seen)
         return
-    made = table("", "")
+    made = table("", "~")
     made.show_header = False
     for name, value in (
         ("system", f"{seen.system} {seen.version}, ABI {seen.abi_version}, pid {seen.pid}"),

@@ -1,0 +1,128 @@
+"""Commands run inside this process (`attnix`), as processes (`spawn`), and daemons for them to talk to."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from attnix.syscalls import connect
+from attnix.userland import cli
+
+DEADLINE_S = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "attnix.userland.cli"]
+
+
+class Said(NamedTuple):
+    """What a command printed, and its exit status."""
+
+    out: str
+    err: str
+    status: int
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Attnix = Callable[..., Said]
+
+
+@pytest.fixture
+def attnix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Attnix:
+    """attnix("ps", "--json") runs the command through its entry point, as the console script does."""
+
+    def run(*words: str, stdin: str = "") -> Said:
+        monkeypatch.setattr(sys, "argv", ["attnix", *words])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        status: Any = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code or 0
+        captured = capsys.readouterr()
+        return Said(captured.out, captured.err, status)
+
+    return run
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Poll until `holds`; an assertion with `what` when it takes too long."""
+    end = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < end, f"{what} did not happen within {DEADLINE_S} s"
+        time.sleep(0.005)
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[[Callable[[], bool], str], None]:
+    return until
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty $ATTNIX_HOME."""
+    path = tmp_path / "home"
+    monkeypatch.setenv("ATTNIX_HOME", str(path))
+    monkeypatch.setenv("ATTNIX_STATE", str(tmp_path / "state"))
+    return path
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A socket path where no daemon is, as the default one."""
+    path = str(tmp_path / "run" / "none.sock")
+    monkeypatch.setenv("ATTNIX_SOCKET", path)
+    return path
+
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """serve(script=..., pass_ms=...) -> socket, also the default one.  Options: tests/wire/served_daemon.py.
+
+    A daemon with a simulated device whose tokens are bytes, so that text goes through it.  Every test ends with its
+    invariants checked and its frames back.
+    """
+    daemons: list[tuple[subprocess.Popen[str], str]] = []
+
+    def start(**options: Any) -> str:
+        path = str(tmp_path / "run" / f"s{len(daemons)}.sock")
+        script = ROOT / "tests" / "wire" / "served_daemon.py"
+        command = [sys.executable, str(script), json.dumps({"socket": path, **options})]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        daemons.append((process, path))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        monkeypatch.setenv("ATTNIX_SOCKET", path)
+        return path
+
+    yield start
+    for process, path in daemons:
+        try:
+            if process.poll() is None:
+                with connect(path, timeout=DEADLINE_S) as system:
+                    assert system.fsck().problems == ()
+                    until(lambda: system.vmstat().counters["contexts"] == 0, "the release of every context")
+                    tier = system.tiers().tiers[0]
+                    assert tier.free_frames + tier.reclaimable_frames == tier.capacity_frames
+                    system.shutdown()
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
