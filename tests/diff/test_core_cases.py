@@ -254,6 +254,40 @@ def test_a_partial_tail_makes_room_for_the_block_that_replaces_it(kind: Kind) ->
     sound(core, 3)
 
 
+def test_a_fork_of_a_slot_whose_copy_is_pending_shares_the_source(kind: Kind) -> None:
+    """The new frame holds nothing before the next pass; the content lies where the copy will come from."""
+    core = make(kind, 8)
+    a = opened(core, 1, 1, 1, 1, 2, 2)
+    compute(core, a)
+    core.fork(a, 1)
+    core.append(a, ints(3))
+    core.admit(a, 0)
+    source = core.pending_copy(a)
+    assert source >= 0 and frames(core, a)[1] != source
+    (c,) = core.fork(a, 1)
+    assert frames(core, c)[1] == source and core.slot_row(c).computed == 6
+    assert array("h", core.pagemap(c)[2]).tolist() == [4, 2]
+    sound(core, 8)
+
+
+def test_cached_blocks_that_a_prompt_hits_are_not_room_for_the_rest_of_it(kind: Kind) -> None:
+    """Three frames, all cached: b0, b1 of the prompt and one other.  The hits cannot be evicted for its own tail."""
+    core = make(kind, 3)
+    for tokens in ((*range(8),), (9, 9, 9, 9)):
+        s = opened(core, *tokens)
+        compute(core, s)
+        core.close_slot(s)
+    assert core.reclaimable_frames(0) == 3
+    a = core.open_slot(0, 1, ROOT)
+    core.append(a, ints(*range(13)))
+    assert core.admit(a, 0) == (NOROOM, 1, 0, 0)
+    core.truncate(a, 12)
+    assert core.admit(a, 0)[:3] == (EVICT, 1, 2)
+    assert core.evict(0, core.oldest(0, 3)) == 1
+    assert core.admit(a, 0).status == OK
+    sound(core, 3)
+
+
 def test_two_slots_that_fork_one_tail_each_end_with_their_own(kind: Kind) -> None:
     core = make(kind, 8)
     a = opened(core, 1, 1, 1, 1, 2)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from attnix.kernel.batch import SAMPLE, SEQ, SEQ_BYTES, unpack_seqs
 from attnix.kernel.core import Core
@@ -28,7 +28,7 @@ from attnix.kernel.twin import EVICT, FILLING, NOROOM, OK, PREFILL, VALID, Admit
 SECRET: Final = bytes(range(16))
 SLOTS: Final = 6
 WINDOW: Final = 24  # tokens in a row
-CAPACITY: Final = 9
+CAPACITY: Final = 7  # frames of device 0; device 1 has one less
 GARBAGE: Final = -1
 TABLES: Final = ("counters", "block_table", "slots_used")
 DEVICE_TABLES: Final = (
@@ -37,6 +37,15 @@ DEVICE_TABLES: Final = (
 )  # fmt: skip
 SLOT_TABLES: Final = ("slot_row", "pagemap", "pending_copy", "slot_device", "is_running", "in_flight")
 ROOTS: Final = {domain: bytes([domain]) * 16 for domain in (1, 2)}
+
+
+PROMPTS: Final = ((0,) * 12, (0,) * 8 + (1,) * 4, (1, 0) * 6)
+WEIGHTS: Final = {
+    "open_slot": 6, "append": 4, "truncate": 2, "drop": 1, "close": 4, "fork": 6, "admit": 14, "evict": 3, "generate": 3,
+    "start": 5, "stop": 1, "advance": 3, "plan": 8, "commit": 8, "fail_pass": 2, "lose": 1, "compute_some": 24,
+    "cut_and_regrow": 6, "same_prompt": 6,
+}  # fmt: skip
+CALLS: Final = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 
 
 def digest(before: int, token: int) -> int:
@@ -81,6 +90,12 @@ class CoreMachine(RuleBasedStateMachine):
         self.plans: dict[int, Any] = {}
         self.frozen: dict[int, dict[int, bytes]] = {}
 
+    # One rule, so that hypothesis does not leave kinds of calls out of whole examples (its swarm testing): what finds
+    # something here are long sequences of all kinds, with more work than destruction in them.
+    @rule(data=st.data(), what=st.sampled_from(CALLS))
+    def call(self, data: st.DataObject, what: str) -> None:
+        getattr(self, what)(data)
+
     # -- what the model knows -----------------------------------------------------------------------------------
 
     def chain(self, s: int) -> list[int]:
@@ -111,69 +126,60 @@ class CoreMachine(RuleBasedStateMachine):
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
-    @rule(device=st.integers(0, 1), domain=st.sampled_from([1, 1, 1, 2]))
-    def open_slot(self, device: int, domain: int) -> None:
-        s = self.cores.open_slot(device % self.devices, domain, ROOTS[domain])
+    def open_slot(self, data: st.DataObject) -> None:
+        domain = data.draw(st.sampled_from([1, 1, 1, 2]))
+        s = self.cores.open_slot(data.draw(st.integers(0, self.devices - 1)), domain, ROOTS[domain])
         assert (s < 0) == (len(self.logs) == SLOTS)
         if s >= 0:
-            self.logs[s] = []
+            tokens = data.draw(st.sampled_from(PROMPTS))[: data.draw(st.integers(0, 12))]
+            self.logs[s] = list(tokens)
             self.domains[s] = domain
+            self.cores.append(s, array("i", tokens).tobytes())
 
-    @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=9))
-    def append(self, data: st.DataObject, tokens: list[int]) -> None:
+    def append(self, data: st.DataObject) -> None:
         s = self.choose(data, [s for s in self.idle() if len(self.logs[s]) < WINDOW - 1])
         if s is None:
             return
-        tokens = tokens[: WINDOW - 1 - len(self.logs[s])]
+        tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=9))[: WINDOW - 1 - len(self.logs[s])]
         self.cores.stop_running(s)
         assert self.cores.append(s, array("i", tokens).tobytes()) == len(self.logs[s]) + len(tokens)
         self.logs[s] += tokens
 
-    @rule(data=st.data(), tokens=st.sampled_from([(0,) * 12, (0,) * 8 + (1,) * 3, (1, 0) * 6]))
-    def append_common(self, data: st.DataObject, tokens: tuple[int, ...]) -> None:
-        s = self.choose(data, [s for s in self.idle() if not self.logs[s]])
-        if s is not None:
-            self.cores.append(s, array("i", tokens).tobytes())
-            self.logs[s] += tokens
-
-    @rule(data=st.data(), cut=st.integers(1, 6))
-    def truncate(self, data: st.DataObject, cut: int) -> None:
+    def truncate(self, data: st.DataObject) -> None:
         s = self.choose(data, self.idle())
         if s is not None:
-            length = max(0, len(self.logs[s]) - cut)
+            length = max(0, len(self.logs[s]) - data.draw(st.integers(1, 6)))
             self.cores.truncate(s, length)
             del self.logs[s][length:]
             if not length:
                 self.cores.stop_running(s)
 
-    @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         s = self.choose(data, self.idle())
         if s is not None:
             self.cores.drop(s)
 
-    @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         s = self.choose(data, self.idle())
         if s is not None:
             self.cores.close_slot(s)
             del self.logs[s], self.domains[s]
 
-    @rule(data=st.data(), n=st.integers(1, 3))
-    def fork(self, data: st.DataObject, n: int) -> None:
+    def fork(self, data: st.DataObject) -> None:
         s = self.choose(data, list(self.logs))
         if s is not None:
-            for c in self.cores.fork(s, n):
+            for c in self.cores.fork(s, data.draw(st.integers(1, 3))):
                 self.logs[c] = self.logs[s][:]
                 self.domains[c] = self.domains[s]
 
     # -- frames --------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data(), reserve=st.integers(0, 2), give_up=st.booleans())
-    def admit(self, data: st.DataObject, reserve: int, give_up: bool) -> None:
-        s = self.choose(data, self.idle())
+    def admit(self, data: st.DataObject) -> None:
+        s = self.choose(data, [s for s in self.idle() if not self.admitted(s)] or self.idle())
         if s is None:
             return
+        reserve = data.draw(st.sampled_from([0, 0, 1, 2]))
+        give_up = data.draw(st.integers(0, 3)) == 0
         device = self.twin.slot_device(s)
         before = self.snapshot()
         result: Admit = self.cores.admit(s, reserve)
@@ -189,10 +195,10 @@ class CoreMachine(RuleBasedStateMachine):
             if result.new_frames:
                 assert self.twin.free_frames(device) + self.twin.reclaimable_frames(device) >= reserve
 
-    @rule(data=st.data(), device=st.integers(0, 1), want=st.integers(0, 4), wild=st.booleans())
-    def evict(self, data: st.DataObject, device: int, want: int, wild: bool) -> None:
-        device %= self.devices
-        blocks = self.cores.oldest(device, want)
+    def evict(self, data: st.DataObject) -> None:
+        device = data.draw(st.integers(0, self.devices - 1))
+        blocks = self.cores.oldest(device, data.draw(st.integers(0, 4)))
+        wild = data.draw(st.booleans())
         if wild:
             highest = sum(CAPACITY - d for d in range(self.devices)) - 1
             blocks = data.draw(st.lists(st.integers(0, highest), max_size=4))
@@ -201,14 +207,14 @@ class CoreMachine(RuleBasedStateMachine):
 
     # -- generations and passes ----------------------------------------------------------------------------------
 
-    @rule(data=st.data(), stop=st.sampled_from([b"", array("i", [1]).tobytes()]), most=st.integers(1, 9))
-    def generate(self, data: st.DataObject, stop: bytes, most: int) -> None:
+    def generate(self, data: st.DataObject) -> None:
         s = self.choose(data, self.idle())
         if s is not None:
+            stop = data.draw(st.sampled_from([b"", b"", array("i", [1]).tobytes()]))
+            most = data.draw(st.integers(1, 9))
             template = SEQ.pack(*[0] * 7, most % 2 * 8, 0.5, 1.0, 0.0, 3, 2**63 + s, 1.25, 0.0, 0.0, 2, 0, 5, s, 0, 0)
             self.cores.set_generation(s, template, stop, most, WINDOW, s, 1000 + s)
 
-    @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         able = [s for s in self.idle() if self.logs[s] and self.twin.slot_row(s).computed >= len(self.logs[s]) - 1]
         s = self.choose(data, [s for s in able if len(self.logs[s]) <= WINDOW and self.covers(s)])
@@ -219,7 +225,6 @@ class CoreMachine(RuleBasedStateMachine):
         """Its row holds what is computed (it does unless an admission was given up half-way)."""
         return sum(self.counts(s)) >= self.twin.slot_row(s).computed
 
-    @rule(data=st.data())
     def stop(self, data: st.DataObject) -> None:
         s = self.choose(data, list(self.logs))
         if s is not None:
@@ -227,23 +232,22 @@ class CoreMachine(RuleBasedStateMachine):
             if data.draw(st.booleans()):
                 self.cores.discard(s)
 
-    @rule(data=st.data(), thief=st.booleans())
-    def advance(self, data: st.DataObject, thief: bool) -> None:
+    def advance(self, data: st.DataObject) -> None:
         s = self.choose(data, [s for s in self.idle() if self.admitted(s)])
         if s is None:
             return
         at = self.cores.advance(s)
         filler = at.blocked_by
-        if thief and filler >= 0 and not self.twin.in_flight(filler) and not self.twin.is_running(filler):
+        if data.draw(st.booleans()) and filler >= 0 and not self.twin.in_flight(filler) and not self.twin.is_running(filler):
             self.cores.steal(s)
             assert self.cores.advance(s).ready > 0
 
-    @rule(data=st.data(), device=st.integers(0, 1), most=st.integers(1, 5), budget=st.integers(1, 9))
-    def plan(self, data: st.DataObject, device: int, most: int, budget: int) -> None:
-        device %= self.devices
-        if device in self.plans:
+    def plan(self, data: st.DataObject) -> None:
+        device = self.choose(data, [d for d in range(self.devices) if d not in self.plans])
+        if device is None:
             return
-        chunks = self.chunks(data, device, budget)
+        most = data.draw(st.integers(1, 5))
+        chunks = self.chunks(data, device, data.draw(st.integers(1, 9)))
         for _ in range(3):
             plan = self.cores.plan(device, most, b"".join(chunks))
             if plan.status == OK:
@@ -256,9 +260,7 @@ class CoreMachine(RuleBasedStateMachine):
                 return
         assert plan.status == OK, "plan after EVICT"
         if plan.sequences:
-            self.plans[device] = plan
-            self.frozen[device] = {q.slot: self.entries_of(q) for q in unpack_seqs(plan.seqs)}
-            self.check_writes(device, plan)
+            self.in_flight(device, plan)
 
     def chunks(self, data: st.DataObject, device: int, budget: int) -> list[bytes]:
         chunks = []
@@ -277,6 +279,66 @@ class CoreMachine(RuleBasedStateMachine):
                 left = n - at.computed - count
                 chunks.append(PREFILL.pack(s, at.computed, count, 0 if left else flags, -1, left))
         return chunks
+
+    # -- what programs do often, in one go, so that deep states are reached within a few dozen rules ------------------
+
+    def compute_some(self, data: st.DataObject) -> None:
+        """One pass with one chunk, there and back; frames first where they are missing."""
+        able = [s for s in self.idle() if len(self.logs[s]) > self.twin.slot_row(s).computed]
+        able = [s for s in able if not self.twin.is_running(s)]
+        s = self.choose(data, [s for s in able if self.twin.slot_device(s) not in self.plans])
+        if s is None:
+            return
+        device = self.twin.slot_device(s)
+        if not self.admitted(s):
+            result = self.cores.admit(s, 0)
+            if result.status == EVICT:
+                self.cores.evict(device, self.cores.oldest(device, result.shortage_frames))
+                result = self.cores.admit(s, 0)
+            if result.status != OK:
+                return
+        at = self.cores.advance(s)
+        if at.blocked_by >= 0 and data.draw(st.booleans()) and not self.twin.is_running(at.blocked_by):
+            self.cores.steal(s)
+            at = self.cores.advance(s)
+        if at.ready == 0:
+            return
+        count = min(at.ready, data.draw(st.sampled_from([1, 2, 3, 5, 9, 9, 9])))
+        plan = self.cores.plan(device, 1, PREFILL.pack(s, at.computed, count, 0, -1, 0))
+        if plan.status == OK:
+            self.in_flight(device, plan)
+            if data.draw(st.integers(0, 4)):
+                self.commit_device(data, device)
+
+    def cut_and_regrow(self, data: st.DataObject) -> None:
+        cut = data.draw(st.integers(0, 7))
+        tokens = data.draw(st.lists(st.integers(0, 1), max_size=5))
+        s = self.choose(data, [s for s in self.idle() if len(self.logs[s]) > cut and not self.twin.is_running(s)])
+        if s is None:
+            return
+        keep = len(self.logs[s]) - cut
+        tokens = tokens[: WINDOW - 1 - keep]
+        self.cores.truncate(s, keep)
+        self.cores.append(s, array("i", tokens).tobytes())
+        self.logs[s][keep:] = tokens
+        self.cores.admit(s, 0)
+
+    def same_prompt(self, data: st.DataObject) -> None:
+        """Another context with the tokens of one that is there."""
+        cut = data.draw(st.integers(0, 5))
+        s = self.choose(data, [s for s in self.logs if len(self.logs[s]) > cut])
+        if s is None or len(self.logs) == SLOTS:
+            return
+        twin = self.cores.open_slot(self.twin.slot_device(s), self.domains[s], ROOTS[self.domains[s]])
+        self.domains[twin] = self.domains[s]
+        self.logs[twin] = self.logs[s][: min(len(self.logs[s]) - cut, WINDOW - 1)]
+        self.cores.append(twin, array("i", self.logs[twin]).tobytes())
+        self.cores.admit(twin, 0)
+
+    def in_flight(self, device: int, plan: Any) -> None:
+        self.plans[device] = plan
+        self.frozen[device] = {q.slot: self.entries_of(q) for q in unpack_seqs(plan.seqs)}
+        self.check_writes(device, plan)
 
     def entries_of(self, q: Any) -> bytes:
         return b"".join(struct.pack("<ih", *self.row(q.slot, i)) for i in range(q.entries))
@@ -330,10 +392,12 @@ class CoreMachine(RuleBasedStateMachine):
             samples[k] = before >> 20 & 1
         return [samples[k] for k, q in enumerate(seqs) if q.flags & SAMPLE]
 
-    @precondition(lambda self: self.plans)
-    @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        device = data.draw(st.sampled_from(sorted(self.plans)))
+        device = self.choose(data, sorted(self.plans))
+        if device is not None:
+            self.commit_device(data, device)
+
+    def commit_device(self, data: st.DataObject, device: int) -> None:
         plan = self.plans[device]
         samples = self.compute(device, data.draw(st.permutations(range(plan.sequences))))
         del self.plans[device], self.frozen[device]
@@ -347,11 +411,12 @@ class CoreMachine(RuleBasedStateMachine):
         for k in kept:
             self.logs[sampled[k]].append(samples[k])
 
-    @precondition(lambda self: self.plans)
-    @rule(data=st.data(), reach=st.integers(0, 3))
-    def fail_pass(self, data: st.DataObject, reach: int) -> None:
+    def fail_pass(self, data: st.DataObject) -> None:
         """The pass fails after everything, something or nothing of it was done; what it was writing is garbage."""
-        device = data.draw(st.sampled_from(sorted(self.plans)))
+        device = self.choose(data, sorted(self.plans))
+        if device is None:
+            return
+        reach = data.draw(st.integers(0, 3))
         plan = self.plans.pop(device)
         contents = self.contents[device]
         if reach:
@@ -364,14 +429,16 @@ class CoreMachine(RuleBasedStateMachine):
         del self.frozen[device]
         assert self.cores.rollback(device) == [q.slot for q in unpack_seqs(plan.seqs)]
 
-    @rule(device=st.integers(0, 9))
-    def lose(self, device: int) -> None:
-        if device < self.devices:
-            self.plans.pop(device, None)
-            self.frozen.pop(device, None)
-            self.contents[device] = [[GARBAGE] * self.size for _ in self.contents[device]]
-            self.cores.lose(device)
-            assert self.twin.free_frames(device) == CAPACITY - device
+    def lose(self, data: st.DataObject) -> None:
+        """The driver died and its frames with it."""
+        if data.draw(st.integers(0, 3)):
+            return
+        device = data.draw(st.integers(0, self.devices - 1))
+        self.plans.pop(device, None)
+        self.frozen.pop(device, None)
+        self.contents[device] = [[GARBAGE] * self.size for _ in self.contents[device]]
+        self.cores.lose(device)
+        assert self.twin.free_frames(device) == CAPACITY - device
 
     # -- what must always hold -----------------------------------------------------------------------------------
 
