@@ -139,7 +139,9 @@ class Core:
 
     def oldest(self, device: int, want: int) -> list[int]:
         count = self._checked(_oldest(self._c, device, want))
-        numbers = array("i")  # faster than ffi.unpack, and so is struct below than a list given to cffi: a third of the cost
+        numbers = array(
+            "i"
+        )  # faster than ffi.unpack, and so is struct below than a list given to cffi: a third of the cost
         numbers.frombytes(_buffer(self._out.list, 4 * count))
         return numbers.tolist()
 
