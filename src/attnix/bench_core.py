@@ -33,7 +33,9 @@ PROMPT: Final = 4096  # tokens
 PROMPT_BLOCKS: Final = PROMPT // BLOCK
 LAYOUT: Final = RowLayout(slots=1100, entries=512)
 CONTEXT_TOKENS: Final = 100  # of each decoding context
-STEPS: Final = 32  # decode steps behind one number, the least: a sixteenth of the contexts crosses a block edge in each, so
+STEPS: Final = (
+    32  # decode steps behind one number, the least: a sixteenth of the contexts crosses a block edge in each, so
+)
 # they are alike, and what other processes add to a step of milliseconds is not wanted on either side
 REPEATS: Final = 9  # of a case of microseconds behind one number, their median: the first ones find cold caches
 CoreKind: TypeAlias = type[Core] | type[TwinCore]
