@@ -238,7 +238,12 @@ class CoreMachine(RuleBasedStateMachine):
             return
         at = self.cores.advance(s)
         filler = at.blocked_by
-        if data.draw(st.booleans()) and filler >= 0 and not self.twin.in_flight(filler) and not self.twin.is_running(filler):
+        if (
+            data.draw(st.booleans())
+            and filler >= 0
+            and not self.twin.in_flight(filler)
+            and not self.twin.is_running(filler)
+        ):
             self.cores.steal(s)
             assert self.cores.advance(s).ready > 0
 
@@ -388,7 +393,9 @@ class CoreMachine(RuleBasedStateMachine):
                 assert count > p % self.size
                 if p >= q.write_from:
                     contents[f][p % self.size] = before
-                assert contents[f][p % self.size] == self.chain(q.slot)[p] == before, f"slot {q.slot} reads wrong KV at {p}"
+                assert contents[f][p % self.size] == self.chain(q.slot)[p] == before, (
+                    f"slot {q.slot} reads wrong KV at {p}"
+                )
             samples[k] = before >> 20 & 1
         return [samples[k] for k, q in enumerate(seqs) if q.flags & SAMPLE]
 
@@ -491,7 +498,9 @@ class CoreMachine(RuleBasedStateMachine):
             for b in range(len(parents)):
                 f = frames_of[b * self.devices + d]
                 if f >= 0 and indexed[b] and state[f] == VALID:
-                    assert self.contents[d][f] == expected(b), f"block {b} in frame {f} of device {d} is not what it says"
+                    assert self.contents[d][f] == expected(b), (
+                        f"block {b} in frame {f} of device {d} is not what it says"
+                    )
 
     def teardown(self) -> None:
         """I10: every frame comes back."""
