@@ -58,7 +58,11 @@ def test_rows_and_a_missing_peer() -> None:
     rows = run(said.append, rounds=1, only="whole decode step, 64", peers_python="/nowhere/python")
     assert any("vLLM is missing" in text for text in said)
     assert [(r.peer, r.ratio is None) for r in rows] == [("python twin", False), ("vllm (missing)", True)]
-    assert rows[0].ours > 0 and rows[0].theirs is not None and rows[0].ratio == pytest.approx(rows[0].theirs / rows[0].ours)
+    assert (
+        rows[0].ours > 0
+        and rows[0].theirs is not None
+        and rows[0].ratio == pytest.approx(rows[0].theirs / rows[0].ours)
+    )
 
 
 def test_a_measuring_process_that_fails_is_missing_not_silent() -> None:
@@ -81,7 +85,10 @@ def test_the_command_prints_json_rows() -> None:
 
 
 def test_the_table_shows_every_number_once() -> None:
-    rows = [Row("core", "case a", 12.34, "us", "p", 1234.5, 100.04, 6.17, 0.5, 7), Row("core", "b", 1, "us", "-", None, None, None, None, 7)]
+    rows = [
+        Row("core", "case a", 12.34, "us", "p", 1234.5, 100.04, 6.17, 0.5, 7),
+        Row("core", "b", 1, "us", "-", None, None, None, None, 7),
+    ]
     out = io.StringIO()
     Console(file=out, width=140).print(table(rows))
     for text in ("case a", "12.3", "1,234", "100", "6.17", "50%", "1.00"):
