@@ -49,11 +49,15 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     every = []
     for frames, size in ((SMALL, "16 thousand"), (LARGE, "1 million")):
-        small = frames == SMALL  # at a million blocks the twin needs a gigabyte and minutes; its cost does not depend on it
+        small = (
+            frames == SMALL
+        )  # at a million blocks the twin needs a gigabyte and minutes; its cost does not depend on it
         pool = f"{size} blocks"
         every += [
             Case(f"admit 4,096 tokens, full hit, {pool}", "pool", frames, "admit_hit", "us", small, True),
-            Case(f"admit 4,096 tokens, full miss with eviction, {pool}", "pool", frames, "admit_miss", "us", small, True),
+            Case(
+                f"admit 4,096 tokens, full miss with eviction, {pool}", "pool", frames, "admit_miss", "us", small, True
+            ),
             Case(f"allocate 256 frames, {pool}", "pool", frames, "allocate", "us", small, True),
             Case(f"free a context of 256 blocks, {pool}", "pool", frames, "free", "us", small, True),
             Case(f"fork a context of 4,096 tokens, {pool}", "pool", frames, "fork", "us", small, False),
@@ -142,7 +146,9 @@ def measure(case: Case, ours: Server, twin: Server, vllm: Server | None, rounds:
     rows = []
     for peer, values in theirs.items():
         other = statistics.median(values[1:])
-        rows.append(Row("core", case.title, cost, case.unit, peer, other, other / cost, limit, of_limit, len(values) - 1))
+        rows.append(
+            Row("core", case.title, cost, case.unit, peer, other, other / cost, limit, of_limit, len(values) - 1)
+        )
     if case.vllm and vllm is None:
         rows.append(Row("core", case.title, cost, case.unit, "vllm (missing)", None, None, limit, of_limit, rounds))
     if not rows:
