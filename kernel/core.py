@@ -18,7 +18,7 @@ from .batch import SEQ_BYTES
 from .errors import Panic
 from .geometry import RowLayout
 from .params import MAX_DEVICES
-from .twin import OK, PREFILL, Admit, Advance, Commit, Counters, Plan, SlotRow
+from .records import OK, PREFILL, Admit, Advance, Commit, Counters, Plan, SlotRow
 
 _ROOT_BYTES: Final = 16
 _COUNTERS: Final = len(Counters._fields)

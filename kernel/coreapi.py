@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from .geometry import RowLayout
-from .twin import Admit, Advance, Commit, Counters, Plan, SlotRow
+from .records import Admit, Advance, Commit, Counters, Plan, SlotRow
 
 
 class CoreApi(Protocol):

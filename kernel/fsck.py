@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from .twin import FREE, VALID
+from .records import FREE, VALID
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi

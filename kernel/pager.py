@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .context import Context
 from .errors import Panic
-from .twin import EVICT, OK
+from .records import EVICT, OK
 
 if TYPE_CHECKING:
     from .machine import Machine

@@ -18,7 +18,7 @@ from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
 from .pager import Pager
-from .twin import EVICT, NOROOM, OK, PREFILL
+from .records import EVICT, NOROOM, OK, PREFILL
 
 if TYPE_CHECKING:
     from .machine import Machine

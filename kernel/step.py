@@ -42,7 +42,7 @@ from .events import (
 from .ids import Conn
 from .machine import Machine
 from .process import Connection
-from .twin import LENGTH, STOP
+from .records import LENGTH, STOP
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi

@@ -25,8 +25,9 @@ from attnix.kernel.core import Core
 from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.events import Connect, DriverUp, Effect, Exec, ExecDone, Syscall
 from attnix.kernel.geometry import KvShape, RowLayout
+from attnix.kernel.records import EVICT, OK, PREFILL
 from attnix.kernel.step import Kernel
-from attnix.kernel.twin import EVICT, OK, PREFILL, TwinCore
+from attnix.kernel.twin import TwinCore
 
 BLOCK: Final = 16
 PROMPT: Final = 4096  # tokens

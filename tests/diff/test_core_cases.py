@@ -16,7 +16,8 @@ from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.errors import Panic
 from attnix.kernel.fsck import fsck_core
 from attnix.kernel.geometry import RowLayout
-from attnix.kernel.twin import EVICT, LENGTH, NOROOM, OK, PREFILL, STOP, Counters, Plan, TwinCore
+from attnix.kernel.records import EVICT, LENGTH, NOROOM, OK, PREFILL, STOP, Counters, Plan
+from attnix.kernel.twin import TwinCore
 
 SECRET: Final = bytes(range(16))
 ROOT: Final = b"r" * 16

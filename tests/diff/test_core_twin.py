@@ -23,7 +23,8 @@ from attnix.kernel.core import Core
 from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.fsck import fsck_core
 from attnix.kernel.geometry import RowLayout
-from attnix.kernel.twin import EVICT, FILLING, NOROOM, OK, PREFILL, VALID, Admit, TwinCore
+from attnix.kernel.records import EVICT, FILLING, NOROOM, OK, PREFILL, VALID, Admit
+from attnix.kernel.twin import TwinCore
 
 SECRET: Final = bytes(range(16))
 SLOTS: Final = 6

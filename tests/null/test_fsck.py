@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from attnix.kernel.twin import FILLING, FREE, VALID, TwinCore
+from attnix.kernel.records import FILLING, FREE, VALID
+from attnix.kernel.twin import TwinCore
 from attnix.simulated import SimulatedSystem, ints
 
 

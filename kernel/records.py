@@ -1,0 +1,79 @@
+"""What both cores answer with: the records and constants of kernel/coreapi.py."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+FREE: Final = 0
+FILLING: Final = 1
+VALID: Final = 2
+
+# status of admit and plan
+OK: Final = 0
+EVICT: Final = 1  # evict `shortage` frames, then call again: it will succeed
+NOROOM: Final = 2  # even with every reclaimable frame evicted, `shortage` frames are missing
+
+# why a generation finished, as commit reports it
+RUNNING: Final = 0
+STOP: Final = 1
+LENGTH: Final = 2
+
+PREFILL: Final = struct.Struct("<iiiiii")  # slot, start, ntokens, flags, score_from, prompt_left
+
+
+class Admit(NamedTuple):
+    status: int  # OK | EVICT | NOROOM
+    shortage_frames: int
+    mapped_frames: int  # found in the index by this call
+    new_frames: int
+
+
+class Plan(NamedTuple):
+    """One forward pass, ready to send; or a shortage and nothing done."""
+
+    status: int
+    shortage_frames: int
+    sequences: int
+    seqs: bytes
+    tokens: bytes
+    copies: bytes
+    histories: int  # sequences with the HISTORY flag
+    samples: int  # sequences with the SAMPLE flag: what `commit` expects
+
+
+class Advance(NamedTuple):
+    computed: int  # tokens of the slot whose KV is valid, after skipping blocks that others computed
+    ready: int  # tokens that may be computed next, from there
+    blocked_by: int  # slot that is filling the block at `computed`, or -1
+
+
+class Commit(NamedTuple):
+    streams: bytes  # int64 pairs (conn, request) of the tokens kept
+    tokens: bytes  # int32
+    logprobs: bytes  # float32
+    kept: bytes  # int32: index of each among the sampled tokens of the pass
+    finished: tuple[tuple[int, int], ...]  # (slot, STOP | LENGTH)
+
+
+class SlotRow(NamedTuple):
+    tokens: int
+    computed: int
+    entries: int
+    shared: int  # entries whose frame another entry names too
+    share_millionths: int  # sum over entries of 1,000,000 // sharers
+    computed_total: int
+    hit_total: int
+    recomputed_total: int
+    generated_total: int
+
+
+class Counters(NamedTuple):
+    lookup_hits: int  # full blocks that an admission found in the index
+    lookup_misses: int  # full blocks that a successful admission did not find and gave a frame
+    evictions: int
+    collisions: int  # equal keys, unequal content: the key function is broken
+    cow_copies: int
+    merged: int  # full blocks found to exist already when they were sealed
+    indexed: int
+    freed: int

@@ -1,0 +1,492 @@
+"""The twin core's memory: logs and what is mapped for them, sharing, copy-on-write, frames and their eviction.
+
+twin.py's text explains the ideas and the words.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections import deque
+
+from .errors import Panic
+from .records import EVICT, FILLING, FREE, NOROOM, OK, VALID, Admit
+from .twin_tables import PoolState, SlotState, TwinTables
+
+
+class TwinMapping(TwinTables):
+    """Everything that maps, unmaps, shares and frees."""
+
+    # -- slots and logs -----------------------------------------------------------------------------------------
+
+    def open_slot(self, device: int, domain: int, root: bytes) -> int:
+        """A fresh slot on `device`, or -1 when all are taken.  root: 16 bytes, key[-1] of the domain."""
+        self._pool(device)
+        if len(root) != 16:
+            raise ValueError(f"core: a root key has 16 bytes, not {len(root)}")
+        if not self._free_slots:
+            return -1
+        s = self._free_slots.pop()
+        slot = self._slots[s]
+        slot.reset(device, domain, root)
+        slot.used = True
+        return s
+
+    def close_slot(self, s: int) -> None:
+        """Unmap everything, forget the log, change the row's generation.  Requires: not in flight."""
+        slot = self._slot(s)
+        self._need_idle(slot)
+        self.stop_running(s)
+        self._unmap(s, 0)
+        slot.used = False
+        slot.log = array("i")
+        slot.keys = []
+        slot.stops = ()
+        offset = self.layout.generation_offset + 4 * s
+        rows = self._pools[slot.device].rows
+        (generation,) = struct.unpack_from("<I", rows, offset)
+        struct.pack_into("<I", rows, offset, (generation + 1) & 0xFFFFFFFF)
+        self._free_slots.append(s)
+
+    def append(self, s: int, tokens: bytes) -> int:
+        """Add int32 tokens to the log; returns its new length.  No frame moves."""
+        slot = self._slot(s)
+        slot.log.frombytes(tokens)
+        self._extend_keys(slot)
+        return len(slot.log)
+
+    def token_range(self, tokens: bytes) -> tuple[int, int]:
+        """Least and greatest of the int32 ids; (0, 0) when there are none."""
+        ids = array("i", tokens)
+        return (min(ids), max(ids)) if ids else (0, 0)
+
+    def read_log(self, s: int, start: int, end: int) -> bytes:
+        return self._slot(s).log[start:end].tobytes()
+
+    def truncate(self, s: int, length: int) -> None:
+        """Keep the first `length` tokens of the log and what is mapped for them.  Requires: not in flight.
+
+        Admit again before computing: a block that is cut while it is being filled is not kept, since others may wait
+        for the whole of it.
+        """
+        slot = self._slot(s)
+        if length < 0:
+            raise ValueError(f"core: a log cannot be cut to {length} tokens")
+        self._need_idle(slot)
+        if length >= len(slot.log):
+            return
+        size = self.block_tokens
+        del slot.log[length:]
+        del slot.keys[length // size :]
+        slot.computed = min(slot.computed, length)
+        slot.highwater = min(slot.highwater, length)
+        self._unmap(s, length)
+        last = length // size
+        if length % size and len(slot.frames) > last:
+            frame = self._pools[slot.device].frames[slot.frames[last]]
+            if frame.state == FILLING and self._blocks[frame.block].indexed:
+                slot.computed = min(slot.computed, last * size)
+                self._unmap(s, last * size)
+            elif slot.counts[last] > length % size:
+                self._set_count(s, last, length % size)
+
+    def drop(self, s: int) -> None:
+        """Preempt: unmap every block and leave the decode set; the log stays, so everything can be computed again.
+
+        Requires: not in flight.
+        """
+        slot = self._slot(s)
+        self._need_idle(slot)
+        self.stop_running(s)
+        self._unmap(s, 0)
+        slot.computed = 0
+
+    def fork(self, s: int, n: int) -> list[int]:
+        """n slots with the same log that share every frame; [] when there are not n free slots.
+
+        The partial tail is shared too and copied by whoever writes it first.  Tokens that are not computed yet in a
+        private tail are not mapped in the children: they compute them for themselves.
+        """
+        parent = self._slot(s)
+        if n < 0:
+            raise ValueError(f"core: fork makes {n} slots")
+        if len(self._free_slots) < n:
+            return []
+        pool = self._pools[parent.device]
+        size = self.block_tokens
+        children = []
+        for _ in range(n):
+            c = self.open_slot(parent.device, parent.domain, parent.root)
+            child = self._slots[c]
+            child.log = parent.log[:]
+            child.keys = parent.keys[:]
+            child.computed = parent.computed
+            child.highwater = parent.computed
+            for i, f in enumerate(parent.frames):
+                count = parent.counts[i]
+                if not self._blocks[pool.frames[f].block].indexed:
+                    count = min(count, parent.computed - i * size)
+                    if count <= 0:
+                        break
+                    if i == parent.pending_entry:
+                        f = parent.pending_src
+                elif pool.frames[f].state != VALID:  # the child waits for its filler, or fills it from the start
+                    child.computed = min(child.computed, i * size)
+                pool.frames[f].refs += 1
+                self._map(c, i, f, count)
+            children.append(c)
+        return children
+
+    # -- mapping ------------------------------------------------------------------------------------------------
+
+    def admit(self, s: int, reserve_frames: int) -> Admit:
+        """Map frames for the whole log, all or nothing.  Requires: not in flight.
+
+        Full blocks found in the index are shared (also while FILLING: the slot then waits for their filler).  The rest
+        is allocated; full ones are indexed at once with this slot as filler.  `reserve_frames` must stay available
+        (free or reclaimable) afterwards.  EVICT: the shared blocks are mapped already, so they cannot be the victims.
+        """
+        slot = self._slot(s)
+        self._need_idle(slot)
+        pool = self._pools[slot.device]
+        size = self.block_tokens
+        needed = -(-len(slot.log) // size)
+        if needed > self.layout.entries:
+            raise ValueError(f"core: {len(slot.log)} tokens do not fit a row of {self.layout.entries} entries")
+        tail = self._tail(slot)  # index of the first entry that is missing or partly filled
+        hits, held = self._lookup(slot, tail)
+        keeps_tail = not hits and tail < len(slot.frames)
+        fresh = needed - tail - len(hits) - (1 if keeps_tail else 0)
+        if keeps_tail and self._tail_written(slot) and not self._writable(s, tail):
+            fresh += 1
+        available = len(pool.free) + pool.reclaimable - held
+        if hits and tail < len(slot.frames) and slot.frames[tail] != hits[0]:
+            old = pool.frames[slot.frames[tail]]
+            available += 1 if old.refs == 1 and old.wired == 0 else 0  # the partial tail that a whole block replaces
+        if fresh and fresh + reserve_frames > available:
+            return Admit(NOROOM, fresh + reserve_frames - available, 0, 0)
+        mapped = len(hits)
+        if hits:
+            for f in hits:  # before anything is unmapped: it may be the last reference
+                self._take(pool, f)
+                self._blocks[pool.frames[f].block].hits += 1
+            if pool.frames[hits[0]].state != VALID:  # what this slot had computed of that block lies elsewhere
+                slot.computed = min(slot.computed, tail * size)
+            self._unmap(s, tail * size)
+            for i, f in enumerate(hits, tail):
+                self._map(s, i, f, size)
+            self._hits += mapped
+        if fresh > len(pool.free):
+            return Admit(EVICT, fresh - len(pool.free), mapped, 0)
+        self._misses += len(slot.keys) - tail - mapped
+        self._fill(s, tail + mapped, keeps_tail)
+        return Admit(OK, 0, mapped, fresh)
+
+    def _tail_written(self, slot: SlotState) -> bool:
+        """Will computing the rest of the log write the row's last entry, which is partial?"""
+        i = len(slot.frames) - 1
+        if len(slot.log) > i * self.block_tokens + slot.counts[i]:
+            return True
+        frame = self._pools[slot.device].frames[slot.frames[i]]
+        return frame.state != VALID and len(slot.log) > slot.computed
+
+    def _tail(self, slot: SlotState) -> int:
+        tail = len(slot.frames)
+        if tail and slot.counts[tail - 1] < self.block_tokens:
+            tail -= 1
+        return tail
+
+    def _lookup(self, slot: SlotState, tail: int) -> tuple[list[int], int]:
+        """Frames of the indexed blocks that continue the row at `tail`, and how many of them are reclaimable now."""
+        pool = self._pools[slot.device]
+        hits: list[int] = []
+        held = 0
+        parent = -1
+        if tail:
+            parent = pool.frames[slot.frames[tail - 1]].block
+            if not self._blocks[parent].indexed:
+                return hits, held
+        for i in range(tail, len(slot.keys)):
+            b = self._find(slot, i, parent)
+            f = self._blocks[b].copies[slot.device] if b >= 0 else -1
+            if f < 0:
+                break
+            if pool.frames[f].stamp:
+                held += 1
+            hits.append(f)
+            parent = b
+        return hits, held
+
+    def _find(self, slot: SlotState, i: int, parent: int) -> int:
+        """The block indexed under key i, verified: parent, domain and tokens must be equal too (I6)."""
+        b = self._index.get(slot.keys[i], -1)
+        if b < 0:
+            return -1
+        block = self._blocks[b]
+        size = self.block_tokens
+        same = block.parent == parent and block.domain == slot.domain
+        if not same or block.tokens != slot.log[i * size : (i + 1) * size].tobytes():
+            self._collisions += 1
+            return -1
+        return b
+
+    def _fill(self, s: int, first: int, keeps_tail: bool) -> None:
+        """Allocate entries from `first` on for the rest of the log.  Requires: enough free frames."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        size = self.block_tokens
+        n = len(slot.log)
+        for i in range(first, -(-n // size)):
+            count = min(size, n - i * size)
+            if keeps_tail and i == first:
+                if self._tail_written(slot):
+                    self._open_entry(s, i)
+                self._set_count(s, i, count)
+            else:
+                f = self._alloc_frame(pool, s)
+                self._map(s, i, f, count)
+            if count == size:
+                self._index_entry(s, i)
+
+    def _index_entry(self, s: int, i: int) -> None:
+        """Make entry i, a full and unindexed block of this slot alone, findable under its key (if its parent is)."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        f = slot.frames[i]
+        frame = pool.frames[f]
+        block = self._blocks[frame.block]
+        if block.indexed:
+            return
+        parent = -1
+        if i:
+            parent = pool.frames[slot.frames[i - 1]].block
+            if not self._blocks[parent].indexed:
+                return
+        size = self.block_tokens
+        key = slot.keys[i]
+        other = self._index.get(key, -1)
+        if other >= 0:
+            if self._find(slot, i, parent) < 0:
+                return  # a colliding key: this block stays private
+            known = self._blocks[other]
+            if known.copies[slot.device] >= 0:
+                self._merge(s, i, known.copies[slot.device])
+                return
+            self._free_block(frame.block)  # the block exists on another device: this frame becomes its copy here
+            known.copies[slot.device] = f
+            known.ncopies += 1
+            frame.block = other
+        else:
+            block.key = key
+            block.tokens = slot.log[i * size : (i + 1) * size].tobytes()
+            block.parent = parent
+            block.domain = slot.domain
+            block.depth = i * size
+            block.indexed = True
+            self._index[key] = frame.block
+            self._indexed += 1
+        if parent >= 0:
+            pool.frames[slot.frames[i - 1]].children += 1
+
+    def _merge(self, s: int, i: int, f: int) -> None:
+        """The block of entry i exists already in frame f.  Name that one instead, unless it is still being filled."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        if pool.frames[f].state != VALID or slot.computed < (i + 1) * self.block_tokens:
+            return
+        self._take(pool, f)
+        own = slot.frames[i]
+        self._map(s, i, f, self.block_tokens)
+        self._put(pool, own, s)
+        self._merged += 1
+
+    def _map(self, s: int, i: int, f: int, count: int) -> None:
+        slot = self._slots[s]
+        at = s * self.layout.entries + i
+        rows = self._pools[slot.device].rows
+        struct.pack_into("<i", rows, self.layout.frame_offset + 4 * at, f)
+        struct.pack_into("<i", rows, self.layout.shift_offset + 4 * at, 0)
+        struct.pack_into("<h", rows, self.layout.count_offset + 2 * at, count)
+        if i == len(slot.frames):
+            slot.frames.append(f)
+            slot.counts.append(count)
+        else:
+            slot.frames[i] = f
+            slot.counts[i] = count
+
+    def _set_count(self, s: int, i: int, count: int) -> None:
+        slot = self._slots[s]
+        slot.counts[i] = count
+        at = s * self.layout.entries + i
+        struct.pack_into("<h", self._pools[slot.device].rows, self.layout.count_offset + 2 * at, count)
+
+    def _unmap(self, s: int, keep_tokens: int) -> None:
+        """Drop the entries that hold nothing of `keep_tokens`, deepest first: a leaf is older in the ring than its parent."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        keep = -(-keep_tokens // self.block_tokens)
+        while len(slot.frames) > keep:
+            i = len(slot.frames) - 1
+            if i == slot.pending_entry:
+                self._settle_copy(slot, pool)
+            f = slot.frames.pop()
+            slot.counts.pop()
+            at = s * self.layout.entries + i
+            struct.pack_into("<i", pool.rows, self.layout.frame_offset + 4 * at, -1)
+            struct.pack_into("<h", pool.rows, self.layout.count_offset + 2 * at, 0)
+            self._put(pool, f, s)
+
+    # -- frames -------------------------------------------------------------------------------------------------
+
+    def _alloc_frame(self, pool: PoolState, s: int) -> int:
+        f = pool.free.pop()
+        frame = pool.frames[f]
+        frame.state = FILLING
+        frame.refs = 1
+        frame.filler = s
+        frame.block = self._free_blocks.pop()
+        block = self._blocks[frame.block]
+        block.reset()
+        block.copies[self._pools.index(pool)] = f
+        block.ncopies = 1
+        return f
+
+    def _free_block(self, b: int) -> None:
+        block = self._blocks[b]
+        block.copies = [-1] * len(self._pools)
+        block.reset()
+        self._free_blocks.append(b)
+
+    def _take(self, pool: PoolState, f: int) -> None:
+        frame = pool.frames[f]
+        frame.refs += 1
+        if frame.stamp:
+            frame.stamp = 0
+            pool.reclaimable -= 1
+
+    def _put(self, pool: PoolState, f: int, s: int) -> None:
+        """One page-table entry less names frame f."""
+        frame = pool.frames[f]
+        if frame.refs < 1:
+            raise Panic(f"I3: frame {f} has no reference to give back")
+        frame.refs -= 1
+        if frame.filler == s:
+            frame.filler = -1
+        if frame.refs == 0 and frame.wired == 0:
+            self._retire(pool, f)
+
+    def _retire(self, pool: PoolState, f: int) -> None:
+        """No entry names frame f: keep it as cache if it can be found, free it otherwise."""
+        frame = pool.frames[f]
+        if frame.state == VALID and self._blocks[frame.block].indexed:
+            self._clock += 1
+            frame.stamp = self._clock
+            pool.ring.append((f, frame.stamp))
+            pool.reclaimable += 1
+            if len(pool.ring) >= 2 * len(pool.frames) + 16:
+                pool.ring = deque(e for e in pool.ring if pool.frames[e[0]].stamp == e[1])
+        else:
+            self._free_frame(pool, f)
+
+    def _free_frame(self, pool: PoolState, f: int) -> None:
+        frame = pool.frames[f]
+        device = self._pools.index(pool)
+        b = frame.block
+        block = self._blocks[b]
+        if block.indexed and block.parent >= 0:
+            parent = self._blocks[block.parent].copies[device]
+            if parent >= 0:
+                pool.frames[parent].children -= 1
+        block.copies[device] = -1
+        block.ncopies -= 1
+        if block.ncopies == 0:
+            if block.indexed:
+                del self._index[block.key]
+            self._free_block(b)
+        if frame.stamp:
+            frame.stamp = 0
+            pool.reclaimable -= 1
+        frame.state = FREE
+        frame.block = -1
+        frame.filler = -1
+        frame.children = 0
+        pool.free.append(f)
+        self._freed += 1
+
+    def _writable(self, s: int, i: int) -> bool:
+        """I5: entry i may be written if this slot alone names it and nobody can find it or has yet to copy it, or if
+        this slot is the one that fills it for all."""
+        slot = self._slots[s]
+        frame = self._pools[slot.device].frames[slot.frames[i]]
+        if self._blocks[frame.block].indexed:
+            return frame.state == FILLING and frame.filler == s
+        return frame.refs == 1 and frame.wired == 0
+
+    def _open_entry(self, s: int, i: int) -> None:
+        """Make entry i one that this slot may write.  Requires: a free frame if it is not `_writable`."""
+        slot = self._slots[s]
+        frame = self._pools[slot.device].frames[slot.frames[i]]
+        if not self._writable(s, i):
+            self._copy_on_write(s, i)
+        elif not self._blocks[frame.block].indexed:  # it may be VALID: a private block that was cut
+            frame.state = FILLING
+            frame.filler = s
+
+    def _copy_on_write(self, s: int, i: int) -> None:
+        """Give entry i a frame of its own; the copy itself is made by the next pass.  Requires: a free frame."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        src = slot.frames[i]
+        self._map(s, i, self._alloc_frame(pool, s), slot.counts[i])
+        if slot.computed > i * self.block_tokens and slot.pending_entry != i:
+            # (when it is i, the entry still waits for its content, which lies where that copy comes from)
+            if slot.pending_src >= 0:
+                raise Panic(f"slot {s} waits for two copies")
+            slot.pending_src = src
+            slot.pending_entry = i
+            pool.frames[src].wired += 1
+        self._put(pool, src, s)
+        self._cow += 1
+
+    def _settle_copy(self, slot: SlotState, pool: PoolState) -> None:
+        """The pending copy is made, or is needed no longer: let its source go."""
+        f = slot.pending_src
+        if f < 0:
+            return
+        slot.pending_src = slot.pending_entry = -1
+        frame = pool.frames[f]
+        frame.wired -= 1
+        if frame.refs == 0 and frame.wired == 0:
+            self._retire(pool, f)
+
+    # -- eviction -----------------------------------------------------------------------------------------------
+
+    def oldest(self, device: int, want: int) -> list[int]:
+        """Up to `want` reclaimable blocks of `device`, least recently released first.  Nothing changes."""
+        pool = self._pool(device)
+        while pool.ring and pool.frames[pool.ring[0][0]].stamp != pool.ring[0][1]:
+            pool.ring.popleft()
+        found: list[int] = []
+        for f, stamp in pool.ring:
+            if len(found) == want:
+                break
+            if pool.frames[f].stamp == stamp:
+                found.append(pool.frames[f].block)
+        return found
+
+    def evict(self, device: int, blocks: list[int]) -> int:
+        """Free the frames of these blocks on `device`, in order.  Skips any that is mapped, wired or has a child there."""
+        pool = self._pool(device)
+        done = 0
+        if any(not 0 <= b < len(self._blocks) for b in blocks):
+            raise ValueError("core: evict names a block that does not exist")
+        for b in blocks:
+            f = self._blocks[b].copies[device]
+            if f < 0:
+                continue
+            frame = pool.frames[f]
+            if frame.stamp and frame.refs == 0 and frame.wired == 0 and frame.children == 0:
+                self._free_frame(pool, f)
+                self._evictions += 1
+                done += 1
+        return done

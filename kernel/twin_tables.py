@@ -1,0 +1,306 @@
+"""The tables of the twin core: what a frame, a block, a slot and a device's pool are, and how they are looked at.
+
+Nothing here moves a frame; twin_mapping.py does, and twin.py runs passes over what is mapped.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+
+from .batch import SEQ_BYTES
+from .errors import Panic
+from .geometry import RowLayout
+from .params import MAX_DEVICES
+from .records import FREE, VALID, Counters, SlotRow
+from .siphash import siphash128
+
+_FULL, _INDEXED, _VALID, _WIRED = 1, 2, 4, 8  # flags of pagemap
+
+
+class FrameState:
+    __slots__ = ("block", "children", "filler", "refs", "stamp", "state", "wired")
+
+    def __init__(self) -> None:
+        self.state = FREE
+        self.refs = 0
+        self.wired = 0
+        self.filler = -1
+        self.block = -1
+        self.stamp = 0
+        self.children = 0  # indexed blocks whose parent is this one, with a copy on the same device
+
+
+class BlockState:
+    __slots__ = ("copies", "depth", "domain", "hits", "indexed", "key", "ncopies", "parent", "tokens")
+
+    def __init__(self, devices: int) -> None:
+        self.copies = [-1] * devices
+        self.reset()
+
+    def reset(self) -> None:
+        self.key = b""
+        self.tokens = b""
+        self.parent = -1
+        self.domain = 0
+        self.depth = 0
+        self.hits = 0
+        self.indexed = False
+        self.ncopies = 0
+
+
+class SlotState:
+    __slots__ = (
+        "computed", "computed_total", "conn", "counts", "device", "discard", "domain", "frames", "generated",
+        "generated_total", "highwater", "hit_total", "in_flight", "keys", "limit", "log", "max_tokens", "pending_entry",
+        "pending_src", "recomputed_total", "request", "root", "running", "stops", "template", "used",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.used = False
+        self.reset(0, 0, b"")
+
+    def reset(self, device: int, domain: int, root: bytes) -> None:
+        self.device = device
+        self.domain = domain
+        self.root = root
+        self.log = array("i")
+        self.keys: list[bytes] = []
+        self.frames: list[int] = []
+        self.counts: list[int] = []
+        self.computed = 0
+        self.highwater = 0  # most tokens that were ever computed: below it, computing is recomputing
+        self.pending_src = -1  # frame to copy into that of entry `pending_entry` before it may be written
+        self.pending_entry = -1
+        self.in_flight = False
+        self.discard = False
+        self.running = False
+        self.template = bytes(SEQ_BYTES)
+        self.stops: tuple[int, ...] = ()
+        self.max_tokens = 0
+        self.generated = 0
+        self.limit = 0
+        self.conn = 0
+        self.request = 0
+        self.computed_total = self.hit_total = self.recomputed_total = self.generated_total = 0
+
+
+class PoolState:
+    """Frames of one device."""
+
+    __slots__ = ("flight", "frames", "free", "reclaimable", "ring", "rows", "run")
+
+    def __init__(self, capacity: int, rows: memoryview) -> None:
+        self.frames = [FrameState() for _ in range(capacity)]
+        self.free = list(range(capacity - 1, -1, -1))
+        self.ring: deque[tuple[int, int]] = deque()
+        self.reclaimable = 0
+        self.run: list[int] = []  # slots that decode, in the order in which they began
+        self.flight: list[tuple[int, int, int, int]] = []  # slot, start, ntokens, flags
+        self.rows = rows
+
+
+class TwinTables:
+    """Requires: calls from one thread; slots and devices that exist; `plan` only when no pass of that device is in flight.
+
+    secret       16 bytes, key of the keyed hash
+    capacities   frames per device
+    rows         per device, a writable buffer of RowLayout(slots, entries).total_bytes
+    hash_bits    128; a test may truncate the key to see verification catch it (0 = constant)
+    """
+
+    def __init__(
+        self, secret: bytes, block_tokens: int, layout: RowLayout, capacities: list[int], rows: list[memoryview],
+        hash_bits: int = 128,
+    ) -> None:  # fmt: skip
+        if len(secret) != 16 or not 1 <= len(capacities) <= MAX_DEVICES or len(rows) != len(capacities):
+            raise ValueError("core: 16-byte secret and 1..8 devices with one row buffer each")
+        if not 1 <= block_tokens <= 32767 or not 0 <= hash_bits <= 128 or min(capacities) < 1 or min(layout) < 1:
+            raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
+        if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
+            raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
+        self.block_tokens = block_tokens
+        self.layout = layout
+        self._secret = secret
+        self._mask = ((1 << hash_bits) - 1).to_bytes(16, "little")
+        self._pools = [PoolState(c, memoryview(r).cast("B")) for c, r in zip(capacities, rows, strict=True)]
+        self._blocks = [BlockState(len(capacities)) for _ in range(sum(capacities))]
+        self._free_blocks = list(range(len(self._blocks) - 1, -1, -1))
+        self._slots = [SlotState() for _ in range(layout.slots)]
+        self._free_slots = list(range(layout.slots - 1, -1, -1))
+        self._index: dict[bytes, int] = {}
+        self._clock = 0
+        self._hits = self._misses = self._evictions = self._collisions = 0
+        self._cow = self._merged = self._indexed = self._freed = 0
+        frames_bytes = 4 * layout.slots * layout.entries
+        for pool in self._pools:
+            pool.rows[layout.frame_offset : layout.frame_offset + frames_bytes] = b"\xff" * frames_bytes
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def hash(self, data: bytes) -> bytes:
+        """SipHash-2-4-128 of `data` under the secret, truncated to hash_bits."""
+        digest = siphash128(self._secret, data)
+        return bytes(a & b for a, b in zip(digest, self._mask, strict=True))
+
+    def _extend_keys(self, slot: SlotState) -> None:
+        size = self.block_tokens
+        while (len(slot.keys) + 1) * size <= len(slot.log):
+            i = len(slot.keys)
+            previous = slot.keys[-1] if slot.keys else slot.root
+            slot.keys.append(self.hash(previous + slot.log[i * size : (i + 1) * size].tobytes()))
+
+    # -- the decode set -----------------------------------------------------------------------------------------
+
+    def start_running(self, s: int) -> None:
+        """Put the slot into its device's decode set (at the end)."""
+        slot = self._slot(s)
+        if not slot.running:
+            slot.running = True
+            self._pools[slot.device].run.append(s)
+
+    def stop_running(self, s: int) -> None:
+        slot = self._slot(s)
+        if slot.running:
+            slot.running = False
+            self._pools[slot.device].run.remove(s)
+
+    def discard(self, s: int) -> None:
+        """A token that a pass in flight will sample for this slot is not wanted any more."""
+        slot = self._slot(s)
+        if slot.in_flight:
+            slot.discard = True
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def free_frames(self, device: int) -> int:
+        return len(self._pool(device).free)
+
+    def reclaimable_frames(self, device: int) -> int:
+        return self._pool(device).reclaimable
+
+    def mapped_or_cached_frames(self, device: int) -> int:
+        return len(self._pool(device).frames) - len(self._pools[device].free)
+
+    def wired_frames(self, device: int) -> int:
+        """Frames that may not move now: named by a slot in flight, or source of a pending copy."""
+        pool = self._pool(device)
+        wired = {f for f, frame in enumerate(pool.frames) if frame.wired}
+        for s, _, _, _ in pool.flight:
+            wired.update(self._slots[s].frames)
+        return len(wired)
+
+    def run_length(self, device: int) -> int:
+        return len(self._pool(device).run)
+
+    def run_slots(self, device: int) -> list[int]:
+        return self._pool(device).run[:]
+
+    def flight_length(self, device: int) -> int:
+        return len(self._pool(device).flight)
+
+    def is_running(self, s: int) -> bool:
+        return 0 <= s < len(self._slots) and self._slots[s].running
+
+    def in_flight(self, s: int) -> bool:
+        return 0 <= s < len(self._slots) and self._slots[s].in_flight
+
+    def slot_row(self, s: int) -> SlotRow:
+        slot = self._slot(s)
+        pool = self._pools[slot.device]
+        refs = [pool.frames[f].refs for f in slot.frames]
+        return SlotRow(
+            len(slot.log), slot.computed, len(slot.frames), sum(1 for r in refs if r > 1),
+            sum(1_000_000 // r for r in refs), slot.computed_total, slot.hit_total, slot.recomputed_total,
+            slot.generated_total,
+        )  # fmt: skip
+
+    def pagemap(self, s: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+        """frames int32, shifts int32, counts int16, sharers int32, flags uint8, hits int32: one per entry."""
+        slot = self._slot(s)
+        pool = self._pools[slot.device]
+        frames = [pool.frames[f] for f in slot.frames]
+        blocks = [self._blocks[f.block] for f in frames]
+        flags = bytearray()
+        for i, (f, b) in enumerate(zip(frames, blocks, strict=True)):
+            flag = _FULL if slot.counts[i] == self.block_tokens else 0
+            flag |= _INDEXED if b.indexed else 0
+            flag |= _VALID if f.state == VALID or slot.computed >= i * self.block_tokens + slot.counts[i] else 0
+            flag |= _WIRED if f.wired or slot.in_flight else 0
+            flags.append(flag)
+        return (
+            array("i", slot.frames).tobytes(), array("i", [0] * len(frames)).tobytes(),
+            array("h", slot.counts).tobytes(), array("i", [f.refs for f in frames]).tobytes(), bytes(flags),
+            array("i", [b.hits for b in blocks]).tobytes(),
+        )  # fmt: skip
+
+    def counters(self) -> Counters:
+        return Counters(
+            self._hits, self._misses, self._evictions, self._collisions, self._cow, self._merged, self._indexed,
+            self._freed,
+        )  # fmt: skip
+
+    def frame_table(self, device: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
+        """For fsck and policies: state uint8, refs int32, wired int32, block int32, stamp uint64, children int32."""
+        frames = self._pool(device).frames
+        return (
+            bytes(f.state for f in frames), array("i", [f.refs for f in frames]).tobytes(),
+            array("i", [f.wired for f in frames]).tobytes(), array("i", [f.block for f in frames]).tobytes(),
+            array("Q", [f.stamp for f in frames]).tobytes(), array("i", [f.children for f in frames]).tobytes(),
+        )  # fmt: skip
+
+    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+        """parent int32, domain int32, depth int32, hits int32, indexed uint8, keys 16 bytes each, copies int32 [blocks, devices]."""
+        blocks = self._blocks
+        copies = array("i")
+        for b in blocks:
+            copies.extend(b.copies)
+        return (
+            array("i", [b.parent for b in blocks]).tobytes(), array("i", [b.domain for b in blocks]).tobytes(),
+            array("i", [b.depth for b in blocks]).tobytes(), array("i", [b.hits for b in blocks]).tobytes(),
+            bytes(1 if b.indexed else 0 for b in blocks), b"".join(b.key or bytes(16) for b in blocks),
+            copies.tobytes(),
+        )  # fmt: skip
+
+    def block_tokens_of(self, b: int) -> bytes:
+        """The tokens an indexed block stands for; empty otherwise."""
+        if not 0 <= b < len(self._blocks):
+            raise ValueError(f"core: block {b} does not exist")
+        return self._blocks[b].tokens
+
+    def key_of(self, s: int, i: int) -> bytes:
+        keys = self._slot(s).keys
+        if not 0 <= i < len(keys):
+            raise ValueError(f"core: slot {s} has no full block {i}")
+        return keys[i]
+
+    def find_key(self, key: bytes) -> int:
+        """The block indexed under `key`, or -1; for fsck."""
+        return self._index.get(key, -1)
+
+    def pending_copy(self, s: int) -> int:
+        return self._slot(s).pending_src
+
+    def slots_used(self) -> list[int]:
+        return [s for s, slot in enumerate(self._slots) if slot.used]
+
+    def slot_device(self, s: int) -> int:
+        return self._slot(s).device
+
+    def _pool(self, device: int) -> PoolState:
+        if not 0 <= device < len(self._pools):
+            raise ValueError(f"core: device {device} does not exist")
+        return self._pools[device]
+
+    def _slot(self, s: int) -> SlotState:
+        if not 0 <= s < len(self._slots) or not self._slots[s].used:
+            raise ValueError(f"core: slot {s} is not open")
+        return self._slots[s]
+
+    def _mapped_tokens(self, slot: SlotState) -> int:
+        return (len(slot.frames) - 1) * self.block_tokens + slot.counts[-1] if slot.frames else 0
+
+    @staticmethod
+    def _need_idle(slot: SlotState) -> None:
+        if slot.in_flight:
+            raise Panic("I4: a slot in flight may not change what it maps")
