@@ -97,10 +97,9 @@ def tell_system(page: Page, socket: str) -> None:
     """What was booted."""
     with connect(socket, name="attnix demo") as system:
         seen, tier = system.uname(), system.tiers().tiers[0]
-    page.line(
-        f"{seen.model}, {seen.numerics} numerics; {tier.device}: {count(tier.capacity_frames)} frames of "
-        f"{seen.block_tokens} tokens, {size(tier.frame_bytes)} each; driver pid {tier.driver_pid}"
-    )
+    page.line(f"{seen.model}, {seen.numerics} numerics; accel driver: pid {tier.driver_pid}")
+    frames = f"{count(tier.capacity_frames)} frames of {size(tier.frame_bytes)}"
+    page.line(f"{tier.device}: {frames}, {seen.block_tokens} tokens each")
 
 
 @contextmanager

@@ -93,13 +93,11 @@ class Page:
             print_frame_map(self.console, tier, mapped)
 
     def comparison(self, shared: Work, stateless: Work) -> None:
-        """The one line."""
+        """The one line, as wide as it may be."""
         self.line(
-            f"shared {shared.seconds:.1f} s, {count(shared.computed_tokens)} tokens computed, "
-            f"{shared.mapped_frames} frames; stateless {stateless.seconds:.1f} s, "
-            f"{count(stateless.computed_tokens)} tokens, {stateless.mapped_frames} frames: "
-            f"{stateless.seconds / shared.seconds:.1f}x the speed, "
-            f"{stateless.computed_tokens / shared.computed_tokens:.1f}x fewer tokens",
+            f"shared {shared.seconds:.1f} s, {count(shared.computed_tokens)} tokens, {shared.mapped_frames} frames; "
+            f"stateless {stateless.seconds:.1f} s, {count(stateless.computed_tokens)} tokens, "
+            f"{stateless.mapped_frames} frames ({stateless.seconds / shared.seconds:.1f}x the time)",
             "bold green",
         )
 

@@ -1,0 +1,100 @@
+"""README.md keeps its word: its Python runs, its commands exist, its tree is the tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from attnix.syscalls import connect
+from attnix.userland import cli
+from attnix.userland.models import find_model
+
+from .conftest import COMMAND, Attnix
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = README.parent
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_its_python_runs_against_the_default_model(
+    tmp_path: Path, attnix: Attnix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_model("smollm2") is None:
+        assert not os.environ.get("CI"), "`make test` pulls SmolLM2 first"
+        pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
+    programs = blocks("python")
+    assert len(programs) == 1
+    assert len([line for line in programs[0].splitlines() if line.strip()]) <= 12
+    socket = str(tmp_path / "run" / "s.sock")
+    monkeypatch.setenv("ATTNIX_SOCKET", socket)
+    booted = subprocess.run(
+        [*COMMAND, "boot", "--daemon", "--numerics", "invariant", "--state-dir", str(tmp_path / "state")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert booted.returncode == 0, booted.stderr
+    try:
+        said = subprocess.run([sys.executable, "-c", programs[0]], capture_output=True, text=True, timeout=120)
+        assert (said.returncode, said.stderr) == (0, "")
+        merry, grim, told = said.stdout.split("... ")[1], said.stdout.split("... ")[2], said.stdout.splitlines()[-1]
+        assert all(len(text) > 20 for text in (merry, grim, told))
+        with connect(socket) as system:
+            assert system.fsck().problems == ()
+            # The story as if nobody had forked it.
+            context = system.alloc_context()
+            context.append(messages=[("user", "Tell me a story about a fox and a crow.")])
+            alone = context.generate(max_tokens=60).text
+        assert alone in said.stdout, "the fork did not change what the first context said"
+    finally:
+        assert attnix("shutdown").status == 0
+
+
+def test_its_commands_exist(attnix: Attnix) -> None:
+    """Every `attnix WORD` of README and docs is a command, and a console block's options are options."""
+    text = "".join(path.read_text() for path in [README, *sorted((ROOT / "docs").glob("*.md"))])
+    named = set(re.findall(r"(?:`|\$ )attnix ([a-z]+)\b", text))
+    group = typer.main.get_command(cli.app)
+    known = set(getattr(group, "commands", {}))
+    assert named, "no command is named"
+    assert named - known == set()
+    for line in re.findall(r"^\$ attnix (.*)$", text, re.MULTILINE):
+        words = line.split()
+        offered = attnix(words[0], "--help").out
+        assert all(word in offered for word in words if word.startswith("--")), line
+
+
+def test_its_tree_is_the_tree() -> None:
+    """The indented listing names folders that exist, at their depth."""
+    listing = re.search(r"## The code, in reading order\n\n(.*?)\n\n", README.read_text(), re.DOTALL)
+    assert listing
+    path: list[str] = []
+    found = []
+    for line in listing[1].splitlines():
+        match = re.match(r"    ( *)([\w/]+/) ", line)
+        assert match, line
+        depth = len(match[1]) // 2
+        path = [*path[:depth], match[2]]
+        found.append("".join(path))
+    assert len(found) > 10
+    assert [name for name in found if not (ROOT / name).is_dir()] == []
+    for folder in ("commands", "shell"):
+        words = re.search(rf"^ +{folder}/ +(.*)$", listing[1], re.MULTILINE)
+        assert words
+        files = {p.stem for p in (ROOT / "userland" / folder).glob("*.py")} - {"__init__"}
+        assert set(words[1].split()) == files
+
+
+def test_its_links_lead_somewhere() -> None:
+    for path in [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([\w./-]+\.(?:md|py|toml))\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
