@@ -10,7 +10,8 @@ The clients are loaded when they are first asked for, so that a driver process d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from attnix.syscalls.aclient import aconnect
@@ -21,18 +22,14 @@ __all__ = ["AttnixError", "__version__", "aconnect", "connect"]
 
 __version__ = "0.1.0.dev0"
 
+_LATE: Final = {
+    "AttnixError": "attnix.syscalls.exceptions",
+    "aconnect": "attnix.syscalls.aclient",
+    "connect": "attnix.syscalls.client",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "connect":
-        from attnix.syscalls.client import connect
-
-        return connect
-    if name == "aconnect":
-        from attnix.syscalls.aclient import aconnect
-
-        return aconnect
-    if name == "AttnixError":
-        from attnix.syscalls.exceptions import AttnixError
-
-        return AttnixError
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module 'attnix' has no attribute {name!r}")
