@@ -18,7 +18,7 @@ import socket
 from collections import deque
 from typing import Any, Final, cast
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 
 from .protocol import LAST, MORE, PACKET_BYTES
 

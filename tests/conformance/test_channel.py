@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pytest
 
 from attnix.drivers.channel import MAX_CHANNEL_MESSAGE_BYTES, BadMessage, Channel, ChannelClosed, channel_pair
