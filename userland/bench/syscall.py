@@ -11,6 +11,7 @@ is read before and after, and a difference is an error.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import select
@@ -29,6 +30,7 @@ from attnix.syscalls import Client, connect
 from attnix.syscalls.abi import BY_NAME
 from attnix.syscalls.records import pack_ids
 
+from .report import show
 from .row import Row, rate_row, time_row
 
 ROUNDS: Final = 7
@@ -325,3 +327,17 @@ class Measured:
         load.close()
         self.answered += load.answered
         self.cpu_us.append((cpu_us(self.pid) - before) / load.answered)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="attnix bench syscall", description="What a system call costs.")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of rows")
+    options = parser.parse_args()
+    try:
+        show(run(options.json), options.json)
+    except BenchError as error:
+        sys.exit(f"attnix bench syscall: {error}")
+
+
+if __name__ == "__main__":
+    main()
