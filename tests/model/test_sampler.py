@@ -244,7 +244,9 @@ def test_a_drawn_token_is_always_allowed(data: st.DataObject) -> None:
     if records["min_p"][0] > 0:
         ratio = np.exp((np.float64(logits[0, token]) - best) / np.float64(records["temperature"][0]))
         assert ratio >= records["min_p"][0] * (1 - 1e-3)
+    # Likelier by more than rounding: float32 cannot tell e**-1e-7 from 1, and such tokens are equals to a sampler.
+    ahead = (logits[0].astype(np.float64) - np.float64(logits[0, token])) / np.float64(records["temperature"][0])
     if records["top_k"][0] > 0:
-        assert (logits[0] > logits[0, token]).sum() < records["top_k"][0]
+        assert (ahead > 1e-6).sum() < records["top_k"][0]
     if records["top_p"][0] == 0:
-        assert logits[0, token] == best
+        assert not (ahead > 1e-6).any()
