@@ -85,7 +85,7 @@ asan: build
 	bash tests/diff/asan.sh
 
 gpu:
-	@echo "make gpu: the CUDA engine comes with issue 5; nothing in this version runs on a GPU."; exit 1
+	@echo "make gpu: the CUDA engine is still to come; nothing in this version runs on a GPU."; exit 1
 
 # Engines to measure against, in a venv of their own.  One that cannot be installed is said to be missing.
 peers:

@@ -302,3 +302,10 @@ def test_chat_goes_on_after_a_refusal(serve: Serve, attnix: Attnix) -> None:
     assert "E2BIG" in said.err
     assert "/new starts over" in said.out
     assert said.out.endswith("> A [...]\n> ")
+
+
+def test_chat_says_which_command_it_does_not_have(serve: Serve, attnix: Attnix) -> None:
+    serve(script=[65])
+    said = attnix("chat", stdin="/nosuch thing\n/help\n")
+    assert "> no command /nosuch: /new starts over" in said.out
+    assert "> /new starts over" in said.out

@@ -32,7 +32,7 @@ def chat(
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:
-    """Talk to the model, over many turns.  Ctrl-C interrupts the answer, not the session; /help shows more.
+    """Talk to the model, over many turns.  Ctrl-C interrupts the answer, not the session; /help lists commands.
 
     With --json every turn's answer is one JSON document on one line.
     """
@@ -78,13 +78,13 @@ class Conversation:
             row = self._context.stat()
             self._say(f"cid {row.cid}: {row.tokens} tokens, {row.blocks} blocks, {row.shared_blocks} shared")
         elif line.startswith("/"):
-            self._say(_HELP)
+            self._say(_HELP if line == "/help" else f"no command {line.split()[0]}: {_HELP}")
         else:
             try:
                 self._answer(line)
             except TooBig as error:
                 say_error(error, self._as_json)
-                self._say("the conversation has filled the model's window: /new starts over")
+                self._say("the conversation has no room for that: /new starts over")
             except SyscallError as error:  # nothing was done: the conversation is as it was
                 say_error(error, self._as_json)
 
