@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from attnix.drivers.sim_model import SamplingChoice, reference_scores, reference_tokens
+from attnix.drivers.sim_model import SamplingChoice, reference_distribution, reference_scores, reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import ExecDone, Pause, Resume, StopAt
@@ -42,7 +42,47 @@ class Mirror:
     seed: int = 0
     temperature: float = 0.0
     expected: list[int] = field(default_factory=list)
+    logprobs: int = 0
     gone: bool = False
+
+
+@dataclass(eq=False)
+class Family:
+    """The naive model of the processes of one client: its first and that one's children."""
+
+    alive: list[int] = field(default_factory=list)
+    ended: list[tuple[int, int]] = field(default_factory=list)  # (pid, exit code), in the order in which they ended
+    waits: list[tuple[int, int]] = field(default_factory=list)  # (request, pid or 0) without an answer
+    answers: dict[int, int] = field(default_factory=dict)  # request -> pid that it must get, or minus the errno
+
+    def wait(self, request: int, pid: int) -> None:
+        if not any(pid in (0, child) for child in (*self.alive, *(p for p, _ in self.ended))):
+            self.answers[request] = -E.ENOENT
+            return
+        for index, (ended, _) in enumerate(self.ended):
+            if pid in (0, ended):
+                del self.ended[index]
+                self.answers[request] = ended
+                self.bereave(ended)
+                return
+        self.waits.append((request, pid))
+
+    def end(self, pid: int, code: int) -> None:
+        self.alive.remove(pid)
+        self.ended.append((pid, code))
+        for wanted in (pid, 0):
+            for request, whom in self.waits:
+                if whom == wanted:
+                    self.waits.remove((request, whom))
+                    self.wait(request, pid)
+                    return
+
+    def bereave(self, pid: int) -> None:
+        """Those who wait for a child that another wait took, or for any when there is none left."""
+        for request, whom in self.waits[:]:
+            if whom == pid or not (self.alive or self.ended):
+                self.waits.remove((request, whom))
+                self.answers[request] = -E.ENOENT
 
 
 class KernelMachine(RuleBasedStateMachine):
@@ -61,6 +101,8 @@ class KernelMachine(RuleBasedStateMachine):
         self.scores: list[tuple[SimulatedClient, int, list[float]]] = []
         self.stopped: dict[int, SimulatedClient] = {}  # pid -> its client
         self.paused: set[int] = set()
+        self.families: dict[SimulatedClient, Family] = {}
+        self.later: list[tuple[SimulatedClient, int, int, int]] = []  # (client, request, cid, log length it must say)
         self.last_done: ExecDone | None = None
 
     # -- helpers ----------------------------------------------------------------------------------------------
@@ -73,8 +115,15 @@ class KernelMachine(RuleBasedStateMachine):
         """Take over what finished generations have left in their contexts."""
         for mirror in self.contexts:
             if mirror.request and mirror.request in mirror.client.replies:
+                if mirror.client.replies[mirror.request].code == E.ECANCELED:  # while it waited for its turn
+                    mirror.request = 0
+                    continue
                 result = mirror.client.result(mirror.request)
                 got = tokens_of(result.tokens)
+                if mirror.logprobs:
+                    said = reference_scores(mirror.tokens + got, len(mirror.tokens)) if got else []
+                    assert [entry[0] for entry in result.logprobs] == pytest.approx(said, abs=1e-4)
+                    assert all(len(entry[1]) == 4 * mirror.logprobs for entry in result.logprobs)
                 assert result.reason in ("length", "cancelled", "killed", "stop")
                 assert got == mirror.expected[: len(got)], f"context {mirror.cid}: {got} is not {mirror.expected}"
                 if result.reason == "length":
@@ -85,6 +134,28 @@ class KernelMachine(RuleBasedStateMachine):
                 mirror.request = 0
                 assert result.tokens_total == len(mirror.tokens)
         self.contexts = [m for m in self.contexts if not m.gone]
+        for client, request, cid, want in self.later[:]:
+            reply = client.replies.get(request)
+            if reply is None:
+                continue
+            self.later.remove((client, request, cid, want))
+            if reply.code == E.ESTALE:
+                assert all(m.cid != cid for m in self.contexts)
+            elif want < 0:
+                assert reply.code == -want
+            else:
+                assert client.result(request).tokens == want
+
+    def expect(self, mirror: Mirror, request: int, want: int) -> None:
+        """The answer to a call that may have to wait for its turn: a log length, or minus an errno."""
+        self.later.append((mirror.client, request, mirror.cid, want))
+        self.settle()
+
+    def process_ended(self, client: SimulatedClient, pid: int) -> None:
+        for mirror in self.contexts:
+            mirror.gone = mirror.gone or mirror.pid == pid
+        self.stopped.pop(pid, None)
+        self.settle()
 
     def busy(self) -> bool:
         return any(self.system.pending)
@@ -105,6 +176,7 @@ class KernelMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 3)
     def connect(self, uid: int) -> None:
         self.clients.append(self.system.connect(uid))
+        self.families[self.clients[-1]] = Family()
 
     @rule(
         which=st.integers(0, 9), prompt=st.lists(st.integers(0, 3), min_size=0, max_size=20), device=st.integers(0, 1)
@@ -130,14 +202,16 @@ class KernelMachine(RuleBasedStateMachine):
         mirror = self.pick(which)
         if mirror is None:
             return
+        if mirror.request and (not mirror.expected or any(cid == mirror.cid for _, _, cid, _ in self.later)):
+            return  # by its turn the generation may be over, if it samples nothing, or be cancelled while both wait
         request = mirror.client.post("append", mirror.ctx, ints(more))
         if mirror.request:
-            assert mirror.client.replies[request].code == E.EBUSY
+            self.expect(mirror, request, -E.EBUSY)
         elif len(mirror.tokens) + len(more) > ROOM:
-            assert mirror.client.replies[request].code == E.E2BIG
+            self.expect(mirror, request, -E.E2BIG)
         else:
             mirror.tokens += more
-            assert mirror.client.result(request).tokens == len(mirror.tokens)
+            self.expect(mirror, request, len(mirror.tokens))
 
     @rule(which=st.integers(0, 9), n=st.integers(1, 3))
     def fork(self, which: int, n: int) -> None:
@@ -145,6 +219,7 @@ class KernelMachine(RuleBasedStateMachine):
         if mirror is None or mirror.request:
             return
         request = mirror.client.post("fork", mirror.ctx, n)
+        self.system.run(until=lambda: request in mirror.client.replies)  # behind a truncate, when there is one
         if mirror.client.replies[request].code:
             assert mirror.client.replies[request].code == E.ENOMEM
             return
@@ -157,28 +232,39 @@ class KernelMachine(RuleBasedStateMachine):
         n=st.integers(0, 24),
         seed=st.integers(0, 3),
         temperature=st.sampled_from([0.0, 0.0, 0.9]),
+        penalties=st.sampled_from([(1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (1.5, 0.5, 0.25)]),
+        logprobs=st.sampled_from([0, 0, 3]),
     )
-    def generate(self, which: int, n: int, seed: int, temperature: float) -> None:
+    def generate(
+        self, which: int, n: int, seed: int, temperature: float, penalties: tuple[float, float, float], logprobs: int
+    ) -> None:
         mirror = self.pick(which)
         if mirror is None or mirror.request:
             return
-        request = mirror.client.post("generate", mirror.ctx, n, temperature, 0, 1.0, 0.0, seed)
+        request = mirror.client.post("generate", mirror.ctx, n, temperature, 0, 1.0, 0.0, seed, *penalties, logprobs)
         if not mirror.tokens:
-            assert mirror.client.replies[request].code == E.EINVAL
+            self.expect(mirror, request, -E.EINVAL)
             return
         count = max(0, min(n, LIMIT - len(mirror.tokens)))
-        choice = SamplingChoice(temperature=temperature, seed=seed)
+        repetition, presence, frequency = penalties
+        choice = SamplingChoice(
+            temperature=temperature,
+            seed=seed,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+        )
+        mirror.logprobs = logprobs
         mirror.request = request
         mirror.expected = reference_tokens(mirror.tokens, count, choice=choice)
 
     @rule(which=st.integers(0, 9), keep=st.integers(0, 40))
     def truncate(self, which: int, keep: int) -> None:
         mirror = self.pick(which)
-        if mirror is None or mirror.request or keep > len(mirror.tokens) or mirror.client.conn in self.paused:
+        if mirror is None or mirror.request:
             return
-        request = mirror.client.post("truncate", mirror.ctx, keep)
-        self.system.run(until=lambda: request in mirror.client.replies)
-        assert mirror.client.result(request).tokens == keep
+        keep %= len(mirror.tokens) + 1
+        self.expect(mirror, mirror.client.post("truncate", mirror.ctx, keep), keep)
         mirror.tokens = mirror.tokens[:keep]
 
     @rule(which=st.integers(0, 9), tail=st.lists(st.integers(0, 3), min_size=1, max_size=9))
@@ -281,6 +367,87 @@ class KernelMachine(RuleBasedStateMachine):
         self.system.step(Resume(conn) if conn in self.paused else Pause(conn))
         self.paused ^= {conn}
 
+    @rule(which=st.integers(0, 9), nice=st.integers(-20, 19), parent=st.integers(0, 9))
+    @precondition(lambda self: self.clients)
+    def spawn(self, which: int, nice: int, parent: int) -> None:
+        """A child process, with a fork of one of its client's contexts if that client has any."""
+        client = self.clients[which % len(self.clients)]
+        self.settle()
+        family = self.families[client]
+        mine = [m for m in self.contexts if m.client is client and not m.request]
+        source = mine[parent % len(mine)] if mine else None
+        if len(family.alive) + len(family.ended) > 3:
+            return
+        request = client.post("spawn", "child", nice, source.ctx if source else 0)
+        self.system.run(until=lambda: request in client.replies)
+        if client.replies[request].code:
+            assert client.replies[request].code == E.ENOMEM and source is not None
+            return
+        made = client.result(request)
+        family.alive.append(made.pid)
+        if source is not None:
+            self.contexts.append(Mirror(client, made.ctx, made.cid, made.pid, list(source.tokens)))
+
+    @rule(which=st.integers(0, 9), child=st.integers(0, 9), signal=st.sampled_from([0, 9, 15]), by=st.integers(0, 9))
+    @precondition(lambda self: any(f.alive for f in self.families.values()))
+    def end_a_child(self, which: int, child: int, signal: int, by: int) -> None:
+        """By itself, or killed from any connection of the same uid."""
+        clients = [c for c in self.clients if self.families[c].alive]
+        client = clients[which % len(clients)]
+        family = self.families[client]
+        pid = family.alive[child % len(family.alive)]
+        if signal:
+            same = [c for c in self.clients if c.uid == client.uid]
+            killer = same[by % len(same)]
+            killer.result(killer.post("kill", pid, signal))
+        else:
+            client.result(client.post("exit", pid, 5))
+        family.end(pid, 128 + signal if signal else 5)
+        self.process_ended(client, pid)
+
+    @rule(which=st.integers(0, 9), child=st.integers(0, 4))
+    @precondition(lambda self: self.clients)
+    def wait(self, which: int, child: int) -> None:
+        client = self.clients[which % len(self.clients)]
+        family = self.families[client]
+        known = [0, *family.alive, *(pid for pid, _ in family.ended)]
+        pid = known[child % len(known)]
+        family.wait(client.post("wait", pid), pid)
+
+    @rule(which=st.integers(0, 9))
+    @precondition(lambda self: any(f.waits for f in self.families.values()))
+    def cancel_a_wait(self, which: int) -> None:
+        clients = [c for c in self.clients if self.families[c].waits]
+        client = clients[which % len(clients)]
+        request, _ = self.families[client].waits.pop()
+        client.result(client.post("cancel", request))
+        self.families[client].answers[request] = -E.ECANCELED
+
+    @invariant()
+    def waits_are_answered_as_the_model_says(self) -> None:
+        for client, family in self.families.items():
+            for request, answer in family.answers.items():
+                reply = client.replies[request]
+                assert reply.code == -answer if answer < 0 else client.result(request).pid == answer
+            assert not any(request in client.replies for request, _ in family.waits)
+
+    @rule(which=st.integers(0, 9), k=st.integers(1, 6))
+    def forward(self, which: int, k: int) -> None:
+        mirror = self.pick(which)
+        if mirror is None or mirror.request or not 0 < len(mirror.tokens) <= ROOM:
+            return
+        request = mirror.client.post("forward", mirror.ctx, k)
+        self.system.run(until=lambda: request in mirror.client.replies)
+        if request not in mirror.client.replies:  # stopped or paused
+            mirror.client.result(mirror.client.post("cancel", request))
+            self.system.run(until=lambda: request in mirror.client.replies)
+            assert mirror.client.replies[request].code == E.ECANCELED
+            return
+        said = mirror.client.result(request)
+        tokens, logprobs = reference_distribution(mirror.tokens).top(k)
+        assert tokens_of(said.tokens) == tokens
+        assert array("f", said.logprobs).tolist() == pytest.approx(logprobs, abs=1e-4)
+
     @rule(which=st.integers(0, 9), nice=st.integers(-20, 19))
     def renice(self, which: int, nice: int) -> None:
         mirror = self.pick(which)
@@ -293,6 +460,8 @@ class KernelMachine(RuleBasedStateMachine):
         self.settle()
         client = self.clients.pop(which % len(self.clients))
         self.system.disconnect(client)
+        del self.families[client]
+        self.later = [x for x in self.later if x[0] is not client]
         self.paused.discard(client.conn)
         self.stopped = {pid: c for pid, c in self.stopped.items() if c is not client}
         self.contexts = [m for m in self.contexts if m.client is not client]
@@ -309,13 +478,14 @@ class KernelMachine(RuleBasedStateMachine):
             client.call("kill", pid, 18)
         self.system.run()
         self.settle()
+        assert not self.later, f"calls that waited for their turn got no answer: {self.later}"
         for mirror in self.contexts:
             assert not mirror.request, f"context {mirror.cid}: generation {mirror.request} got no answer"
         for client, request, expected in self.scores:
             try:
                 got = array("f", client.result(request).logprobs).tolist()
             except Errno as error:
-                assert error.code is E.ECANCELED
+                assert error.code in (E.ECANCELED, E.ENOMEM, E.ESTALE)
                 continue
             assert got == pytest.approx(expected, abs=1e-4)
         for client in self.clients:
@@ -348,7 +518,7 @@ class ConstantKey(KernelMachine):
 
 
 COMMON = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, derandomize=True,
+    max_examples=400, stateful_step_count=50, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 
