@@ -186,7 +186,8 @@ class Kernel:
         device.gone = ""
         device.epoch = event.epoch
         device.driver_pid = event.driver_pid
-        m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}, frames {event.arena}")
+        found = f", frames {event.arena}" if device.restarts else ""
+        m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}{found}")
         if event.arena == "lost" and device.restarts:
             for context in m.contexts_of(device.index):
                 m.core.stop_running(context.slot)
