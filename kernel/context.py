@@ -11,8 +11,10 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from .calls import GenerateArgs, Usage
+from .errors import Panic
 from .events import Syscall
 from .ids import Cid, Slot
+from .params import NICE_JOBS
 
 if TYPE_CHECKING:
     from .process import Process
@@ -73,6 +75,12 @@ class Context:
         )  # (conn, request) of the generation that ended last, as long as nothing came after it
         self.last_start = 0  # log length when that generation began
         self.mark = Usage()  # usage when the last generation ended
+
+    def place(self) -> tuple[int, int]:
+        """Of its job in the order of service: arrival, NICE_JOBS jobs later per step of nice; the smaller, the sooner."""
+        if self.job is None:
+            raise Panic(f"context {self.cid} is queued without a job")
+        return (self.job.order + NICE_JOBS * self.process.nice, self.job.order)
 
     def state(self) -> str:
         """idle | waiting | prefill | running | stopped"""

@@ -123,7 +123,7 @@ class Pager:
         holders = [c for c in (*self._sched.queue, *self._sched.decoding.values()) if self._can_drop(c)]
         if not holders:
             raise Panic(f"{self._device.name}: no frame can be found and nobody can be preempted")
-        holders.sort(key=lambda c: (c.process.nice, c.job.order if c.job else 0))
+        holders.sort(key=Context.place)
         if len(holders) == 1 and -(-self._core.slot_row(holders[0].slot).tokens // self._m.config.block_tokens) > (
             self._device.capacity
         ):

@@ -23,6 +23,7 @@ MAX_NAME_CHARS: Final = 128  # characters in a process name
 DMESG_ENTRIES: Final = 1024  # ring of kernel messages
 NICE_MIN: Final = -20
 NICE_MAX: Final = 19
+NICE_JOBS: Final = 64  # later jobs that may overtake a job, per step of nice between them: nobody waits for ever
 
 STEP_TOKENS: Final = 512  # sysctl sched.step_tokens: token budget of one forward
 MAX_RUNNING: Final = 256  # sysctl sched.max_running: sequences in one forward

@@ -4,8 +4,9 @@ Continuous batching (Orca, OSDI'22; Sarathi-Serve, OSDI'24): a pass is one token
 chunks of prefill, under one token budget.  The decode set lives in the core and costs no Python per context; here are
 only the contexts that wait for frames or still have a prompt to compute.
 
-Order is first come first served within a nice value.  A job keeps its place when it is preempted, so the oldest is
-never the newest again: it can always finish, which rules out live-lock.
+Order is first come first served; a step of nice is worth a number of arrivals, so that later jobs may overtake an
+earlier one, but not for ever.  A job keeps its place when it is preempted, so the oldest is never the newest again: it
+can always finish, which rules out live-lock.
 """
 
 from __future__ import annotations
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 _FINAL_FLAG = {JobKind.PREFILL: 0, JobKind.GENERATE: SAMPLE, JobKind.FORWARD: FORWARD, JobKind.SCORE: SCORE}
-
-
-def _age(context: Context) -> tuple[int, int]:
-    job = context.job
-    if job is None:
-        raise Panic(f"context {context.cid} is queued without a job")
-    return (context.process.nice, job.order)
 
 
 class Scheduler:
@@ -53,7 +47,7 @@ class Scheduler:
         """A job with tokens to compute."""
         if not context.queued:
             context.queued = True
-            insort(self.queue, context, key=_age)
+            insort(self.queue, context, key=Context.place)
             self.moves += 1
 
     def _unqueue(self, context: Context) -> None:
@@ -73,7 +67,7 @@ class Scheduler:
 
     def reorder(self) -> None:
         """A nice value changed."""
-        self.queue.sort(key=_age)
+        self.queue.sort(key=Context.place)
 
     def remove(self, context: Context) -> None:
         """The job is over or held; its token in flight, if any, is not wanted."""

@@ -182,3 +182,30 @@ def test_a_stopped_process_does_not_keep_others_from_the_whole_pool(frames: int)
     expected = reference_tokens([1] * 12, min(8, 4 * frames + 1 - 12))
     assert tokens_of(client.result(request).tokens) == expected
     assert client.replies[request].code != E.EIO
+
+
+def test_nice_decides_who_comes_first_and_nobody_waits_for_ever() -> None:
+    """A pool for one at a time, and prompts of a better nice value that keep coming."""
+    passed = {}
+    for nice in (0, 1, 10, 19):
+        system = SimulatedSystem(core=Core, frames=6, block_tokens=4)
+        client = system.connect()
+        low = client.call("alloc_context", client.call("spawn", "low", nice).pid).ctx
+        others = [client.call("alloc_context").ctx for _ in range(3)]
+        for n, other in enumerate(others):
+            client.post("append", other, ints([n] * 20))
+        asked = {other: client.post("generate", other, 2) for other in others}
+        client.post("append", low, ints([7] * 20))
+        request = client.post("generate", low, 2)
+        passed[nice] = 0
+        while request not in client.replies:
+            system.tick()
+            for other, generation in asked.items():
+                if generation in client.replies:
+                    passed[nice] += 1
+                    assert passed[nice] < 2000, f"nice {nice} waits for ever"
+                    client.call("truncate", other, 19)
+                    client.post("append", other, ints([passed[nice] % 256]))
+                    asked[other] = client.post("generate", other, 2)
+        assert tokens_of(client.result(request).tokens) == reference_tokens([7] * 20, 2)
+    assert passed[0] < passed[1] < passed[10] < passed[19]
