@@ -284,6 +284,8 @@ class _Run:
                 self.say(
                     f"{label}, {name or 'alone'}: others took up to {max(disturbed):.0%} in {len(disturbed)} pairs"
                 )
+            if theirs is not None:
+                self.say(f"{label}: {ours:,.0f} against {theirs:,.0f} of {name}, limit {limit:,.0f} tokens/s")
             self.rows.append(
                 Row("decode", label, ours, "tokens/s", name or "none", theirs, ratio, limit, share, len(pairs))
             )
