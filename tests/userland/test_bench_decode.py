@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -229,6 +230,14 @@ def test_processor_time_of_others_is_told_from_ours(engines: dict[str, str], tmp
         peer.end()
 
 
+@pytest.fixture
+def smollm2() -> None:
+    if not list((home_dir() / "models" / "smollm2").glob("*.gguf")):
+        if os.environ.get("CI"):
+            pytest.fail("SmolLM2 is not there: `make test` pulls it first")
+        pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
+
+
 # -- attnix's own side ----------------------------------------------------------------------------------------------
 
 
@@ -255,6 +264,29 @@ def test_our_rounds_do_the_same_work_each_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.model
+def test_an_interrupted_run_shows_what_it_has_and_leaves_nothing(smollm2: None, until: Until) -> None:
+    command = [sys.executable, "-m", "attnix.userland.bench.decode", "--json", "--quick", "--peers", ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None and bench.stderr is not None
+        assert "batch 1, prompt 128" in bench.stderr.readline()
+        children = [int(pid) for pid in Path(f"/proc/{bench.pid}/task/{bench.pid}/children").read_text().split()]
+        assert len(children) == 2, "the daemon and the limits"
+        while not bench.stderr.readline().startswith("batch 8"):  # then the first case is done
+            assert bench.poll() is None, "it ended before it was interrupted"
+        bench.terminate()
+        out, err = bench.communicate()
+    assert bench.returncode == 0
+    assert "interrupted" in err
+    assert {row["case"] for row in json.loads(out)} == {
+        "prefill, batch 1, prompt 128",
+        "decode, batch 1, prompt 128",
+        "outside the driver, batch 1, prompt 128",
+    }
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in children), "the end of the daemon")
+
+
+@pytest.mark.e2e
 def test_a_dead_daemon_is_said(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"did not start.*no model"), booted("/no/such/model", str(tmp_path), 1 << 20):
         pass
@@ -263,12 +295,8 @@ def test_a_dead_daemon_is_said(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.model
 @pytest.mark.slow
-def test_a_quick_run_with_a_real_peer() -> None:
+def test_a_quick_run_with_a_real_peer(smollm2: None) -> None:
     """transformers is in this venv too, so this is a real peer; llama.cpp and vLLM are not, and are said to be missing."""
-    if not list((home_dir() / "models" / "smollm2").glob("*.gguf")):
-        if os.environ.get("CI"):
-            pytest.fail("SmolLM2 is not there: `make test` pulls it first")
-        pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
     said: list[str] = []
     rows = run(Options(quick=True, python=sys.executable), said.append)
     by_case: dict[str, dict[str, float | None]] = {}

@@ -19,12 +19,13 @@ import argparse
 import contextlib
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,6 +96,11 @@ class Sample(NamedTuple):
 
 def run(options: Options, say: Callable[[str], None] = lambda text: None) -> list[Row]:
     """Measure everything; `say` is told what is being done.  Error: BenchError."""
+    return [row for rows in measure(options, say) for row in rows]
+
+
+def measure(options: Options, say: Callable[[str], None]) -> Generator[list[Row], None, None]:
+    """The rows of one case after the other, the short ones first; closing it ends everything that it started."""
     unknown = set(options.peers) - set(PEERS)
     if unknown:
         raise BenchError(f"no peer is called {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
@@ -119,8 +125,7 @@ def run(options: Options, say: Callable[[str], None] = lambda text: None) -> lis
                 run_.missing[name] = str(missing)
         for case in cases(options, ours.uname.window_tokens):
             if options.only in case.title:
-                run_.measure(case)
-        return run_.rows
+                yield run_.measure(case)
 
 
 def cases(options: Options, window_tokens: int) -> list[Case]:
@@ -129,11 +134,11 @@ def cases(options: Options, window_tokens: int) -> list[Case]:
     every = [Case(batch, prompt, True) for prompt in PROMPTS for batch in BATCHES]
     if window_tokens > LONG_PROMPT:
         every.append(Case(1, LONG_PROMPT, False))
-    return every
+    return sorted(every, key=lambda case: case.batch * case.prompt)
 
 
 class _Run:
-    """The state of one run: who takes part, and the rows so far."""
+    """The state of one run: who takes part, and the rows of the case that is being measured."""
 
     def __init__(self, options: Options, ours: Ours, limits: Peer, shape: Shape, say: Callable[[str], None]) -> None:
         self.options = options
@@ -167,8 +172,9 @@ class _Run:
         vocabulary = range(64, self.ours.uname.vocab_tokens)  # below are the special tokens
         return [self._random.choices(vocabulary, k=length) for _ in range(batch)]
 
-    def measure(self, case: Case) -> None:
+    def measure(self, case: Case) -> list[Row]:
         """All rows of a case."""
+        self.rows = []
         label = case.title
         self.say(f"{label}: {', '.join(self._taking(case, self.peers)) or 'no peers'}")
         shared = case.batch * case.prompt > SHARED_TOKENS
@@ -183,7 +189,7 @@ class _Run:
         prefills = self._pairs(case, self._prefill(case), shared, prefill_limit)
         self._report(f"prefill, {label}", case, prefills, case.batch * case.prompt)
         if not case.decodes:
-            return
+            return self.rows
         self.ours.overheads.clear()
         decodes = self._pairs(case, self._decode, False, decode_limit)
         self._report(f"decode, {label}", case, decodes, case.batch * self._steps)
@@ -194,6 +200,7 @@ class _Run:
             Row("decode", f"outside the driver, {label}", outside / 1e3, "us/pass", "whole pass", passes / 1e3,
                 passes / outside if outside > 0 else None, None, None, n)
         )  # fmt: skip
+        return self.rows
 
     def _prefill(self, case: Case) -> Callable[[], Callable[[Engine], float]]:
         """New prompts at each call; the measurement then runs them on an engine."""
@@ -355,10 +362,16 @@ def main() -> None:
     a = parser.parse_args()
     peers = tuple(filter(None, a.peers.split(",")))
     options = Options(a.model, a.quick, peers, a.python, a.rounds, a.steps, a.only, a.patience)
+    rows: list[Row] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     try:
-        rows = run(options, lambda text: print(text, file=sys.stderr, flush=True))
+        with contextlib.closing(measure(options, lambda text: print(text, file=sys.stderr, flush=True))) as measuring:
+            for each in measuring:
+                rows += each
     except BenchError as error:
         sys.exit(f"attnix bench decode: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: these are the cases that were done", file=sys.stderr)
     show(rows, a.json)
 
 
