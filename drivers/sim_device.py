@@ -245,7 +245,7 @@ class SimDevice:
                 if seq.flags & SAMPLE:
                     sampled.append(token)
                     logprobs.append(says.logprob(token))
-                if seq.logprobs > 0 or seq.flags & FORWARD:
+                if seq.has_top:
                     top_tokens, top_logprobs = says.top(seq.logprobs)
                     tops.append((array("i", top_tokens).tobytes(), array("f", top_logprobs).tobytes()))
             if seq.flags & SCORE:

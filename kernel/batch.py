@@ -74,6 +74,11 @@ class Seq(NamedTuple):
     prompt_left: int
     reserved: int
 
+    @property
+    def has_top(self) -> bool:
+        """Whether the pass returns alternatives for this sequence (events.ExecDone.tops)."""
+        return bool(self.flags & FORWARD or (self.flags & SAMPLE and self.logprobs > 0))
+
 
 def unpack_seqs(seqs: bytes) -> list[Seq]:
     """Decode a whole `seqs` array; for drivers without numpy and for tests."""

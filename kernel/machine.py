@@ -249,18 +249,17 @@ class Machine:
         job = context.job
         if job is None:
             return
-        scheduler = self.schedulers[context.device]
-        scheduler.remove(context)
-        if self.core.in_flight(context.slot) and not at_once and job.kind is not JobKind.PREFILL:
+        in_flight = self.core.in_flight(context.slot)
+        if in_flight and not at_once and job.kind is not JobKind.PREFILL:
+            self.schedulers[context.device].remove(context)
             if not job.ending:
                 job.ending = reason
                 self.ending.append(context)
             return
-        if context.keep >= 0 and not self.core.in_flight(context.slot):
+        self._rest(context)
+        if context.keep >= 0 and not in_flight:
             self.core.truncate(context.slot, context.keep)
             context.keep = -1
-        context.job = None
-        scheduler.rest(context)
         if job.kind is JobKind.GENERATE:
             row = self.core.slot_row(context.slot)
             total = self.usage(context)
@@ -276,9 +275,7 @@ class Machine:
 
     def complete(self, context: Context, job: Job, result: ForwardResult | ScoreResult) -> None:
         """FORWARD or SCORE has its answer."""
-        self.schedulers[context.device].remove(context)
-        context.job = None
-        self.schedulers[context.device].rest(context)
+        self._rest(context)
         self.reply(job.conn, job.request, 0, result)
         self._drop_scratch(context, job)
 
@@ -291,12 +288,17 @@ class Machine:
             self.log("error", f"context {context.cid}: {error}")
             self.finish(context, "killed")
             return
-        self.schedulers[context.device].remove(context)
-        context.job = None
-        self.schedulers[context.device].rest(context)
+        self._rest(context)
         if job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, error.code, error.detail)
         self._drop_scratch(context, job)
+
+    def _rest(self, context: Context) -> None:
+        """It has no job any more."""
+        scheduler = self.schedulers[context.device]
+        scheduler.remove(context)
+        context.job = None
+        scheduler.rest(context)
 
     def _drop_scratch(self, context: Context, job: Job) -> None:
         if job.kind is JobKind.SCORE and not context.dying:

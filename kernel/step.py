@@ -316,7 +316,7 @@ class Kernel:
         at = 0
         for q in seqs:
             top = None
-            if q.flags & (SAMPLE | FORWARD) and (q.logprobs > 0 or q.flags & FORWARD):
+            if q.has_top:
                 top = event.tops[at]
                 at += 1
             if q.flags & SAMPLE:
@@ -336,25 +336,23 @@ class Kernel:
         """Jobs that were still in their prompt: they decode now, have their answer, or go on."""
         m = self.machine
         scheduler = m.schedulers[device.index]
-        top = score = 0
+        tops, scores = iter(event.tops), iter(event.scores)
         for q in seqs:
+            top = next(tops) if q.has_top else None
+            score = next(scores) if q.flags & SCORE else None
             context = m.by_slot.get(q.slot)
-            job = context.job if context is not None else None
-            mine = job is not None and not job.ending and context is not None and not context.dying
-            if q.flags & FORWARD:
-                if mine and job is not None and context is not None and job.kind is JobKind.FORWARD:
-                    m.complete(context, job, ForwardResult(*event.tops[top]))
-            elif q.flags & SCORE:
-                if mine and job is not None and context is not None and job.kind is JobKind.SCORE:
-                    job.scores.append(event.scores[score])
-                    job.scored = q.start + q.ntokens
-                    if job.scored >= m.core.slot_row(context.slot).tokens:
-                        m.complete(context, job, ScoreResult(b"".join(job.scores)))
-                score += 1
-            elif q.flags & SAMPLE and mine and context is not None and job is not None:
+            job = None if context is None or context.dying else context.job
+            if context is None or job is None or job.ending:
+                continue  # nobody waits for it any more
+            if q.flags & FORWARD and job.kind is JobKind.FORWARD and top is not None:
+                m.complete(context, job, ForwardResult(*top))
+            elif q.flags & SCORE and job.kind is JobKind.SCORE and score is not None:
+                job.scores.append(score)
+                job.scored = q.start + q.ntokens
+                if job.scored >= m.core.slot_row(context.slot).tokens:
+                    m.complete(context, job, ScoreResult(b"".join(job.scores)))
+            elif q.flags & SAMPLE:
                 scheduler.sampled(context, job)
-            if q.flags & (SAMPLE | FORWARD) and (q.logprobs > 0 or q.flags & FORWARD):
-                top += 1
 
     def _settle(self) -> None:
         """After a pass: contexts that were stopped while it ran, and calls that waited for it."""
@@ -378,6 +376,6 @@ class Kernel:
 
 
 def _fits(event: ExecDone, seqs: list[Seq]) -> bool:
-    tops = sum(1 for q in seqs if q.flags & FORWARD or (q.flags & SAMPLE and q.logprobs > 0))
+    tops = sum(q.has_top for q in seqs)
     scores = [q.start + q.ntokens - max(q.score_from, q.start + 1) for q in seqs if q.flags & SCORE]
     return len(event.tops) == tops and [len(s) // 4 for s in event.scores] == scores

@@ -83,13 +83,13 @@ def administrator(m: Machine, connection: Connection, what: str) -> None:
 def parked(m: Machine, context: Context, call: Syscall) -> bool:
     """A call that changes what is mapped waits for the pass in flight."""
     if not m.core.in_flight(context.slot):
-        return behind(m, context, call)
+        return False
     context.parked.append(call)
     m.unsettled.append(context)
     return True
 
 
-def behind(m: Machine, context: Context, call: Syscall) -> bool:
+def behind(context: Context, call: Syscall) -> bool:
     """A call on a context where others wait already does not overtake them."""
     if not context.parked or context.unparking:
         return False
@@ -186,7 +186,7 @@ def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) 
     if len(m.processes) >= MAX_PROCESSES:
         raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES)
     source = connection.lookup(args.fork_of) if args.fork_of else None
-    if source and behind(m, source, call):
+    if source and behind(source, call):
         return None
     slot = m.core.fork(source.slot, 1) if source else None
     if source and not slot:
@@ -301,7 +301,7 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
     source = connection.lookup(args.ctx)
     if not 1 <= args.n <= MAX_FORK:
         raise Errno(E.EINVAL, f"fork makes 1..{MAX_FORK} contexts, not {args.n}", n=args.n)
-    if behind(m, source, call):
+    if behind(source, call):
         return None
     slots = m.core.fork(source.slot, args.n)
     if not slots:
@@ -316,7 +316,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
         raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
     quiet(context, "append")
     n = check_tokens(m, args.tokens)
-    if behind(m, context, call):
+    if behind(context, call):
         return None
     length = m.core.slot_row(context.slot).tokens
     check_room(m, context, length + n)
@@ -330,7 +330,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
 def truncate(m: Machine, connection: Connection, call: Syscall, args: c.TruncateArgs) -> c.TruncateResult | None:
     context = connection.lookup(args.ctx)
     quiet(context, "truncate")
-    if behind(m, context, call):
+    if behind(context, call):
         return None
     length = m.core.slot_row(context.slot).tokens
     if not 0 <= args.length <= length:
@@ -374,7 +374,7 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     context = connection.lookup(args.ctx)
     quiet(context, "generate")
     computable(m, context)
-    if behind(m, context, call):
+    if behind(context, call):
         return
     _check_sampling(args)
     stops = args.stop_tokens
@@ -441,7 +441,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     computable(m, context)
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
-    if behind(m, context, call):
+    if behind(context, call):
         return
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
@@ -457,7 +457,7 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
     source = connection.lookup(args.ctx)
     computable(m, source)
     n = check_tokens(m, args.tokens)
-    if behind(m, source, call):
+    if behind(source, call):
         return
     length = m.core.slot_row(source.slot).tokens
     if n == 0 or length == 0:
