@@ -176,12 +176,12 @@ def sample(logits: F32, seqs: Seqs, histories: Sequence[I32 | None]) -> Drawn:
         adjusted = logits
     tokens = adjusted.argmax(axis=1).astype(np.int32)
     drawn = np.flatnonzero(~greedy)
-    numbers = uniforms(seqs["seed"].astype(np.uint64), seqs["start"].astype(np.int64) + seqs["ntokens"])
     logprobs = token_logprobs(logits, tokens)  # raises before a NaN could be drawn from
     for first in range(0, len(drawn), _ROWS):
         rows = drawn[first : first + _ROWS]
         weights = _weights(adjusted[rows], seqs[rows])
-        tokens[rows] = _invert(weights, numbers[rows])
+        positions = seqs["start"][rows].astype(np.int64) + seqs["ntokens"][rows]
+        tokens[rows] = _invert(weights, uniforms(seqs["seed"][rows].astype(np.uint64), positions))
     if len(drawn):
         logprobs[drawn] = token_logprobs(logits[drawn], tokens[drawn])
     return Drawn(tokens, logprobs)
