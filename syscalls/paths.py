@@ -1,8 +1,9 @@
-"""Where things are: the one place that decides the socket's path."""
+"""Where things are: the one place that decides the socket's path and where models are kept."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def default_socket_path() -> str:
@@ -12,3 +13,8 @@ def default_socket_path() -> str:
         return explicit
     base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"
     return os.path.join(base, f"attnix-{os.geteuid()}", "attnix.sock")
+
+
+def home_dir() -> Path:
+    """`$ATTNIX_HOME`, or ~/.cache/attnix: pulled models, and what can be made again from them."""
+    return Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+from attnix.syscalls.paths import home_dir
+
 from .output import CommandError
 
 Progress: TypeAlias = Callable[[int], None]  # bytes done so far
@@ -66,11 +68,6 @@ class Pulled(NamedTuple):
     path: str
     size_bytes: int
     fetched: bool
-
-
-def home_dir() -> Path:
-    """`$ATTNIX_HOME`, or ~/.cache/attnix."""
-    return Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
 
 
 def find_model(name: str) -> Pulled | None:

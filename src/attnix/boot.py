@@ -41,7 +41,7 @@ from attnix.kernel.step import Kernel
 from attnix.kernel.sysctl import Sysctl
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Listener
-from attnix.syscalls.paths import default_socket_path
+from attnix.syscalls.paths import default_socket_path, home_dir
 from attnix.syscalls.textservice import TextService, TextUnavailable
 
 SIM_VOCAB: Final = 256
@@ -93,11 +93,6 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise ValueError(f"{text!r} is not a size: write 256MiB, 2GiB or a number of bytes")
     return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-def home_dir() -> Path:
-    """Where pulled models lie."""
-    return Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
 
 
 def state_dir() -> Path:
@@ -241,7 +236,12 @@ def _sim_settings(text: str) -> dict[str, Any]:
 
 
 def kernel_config(
-    options: Options, shape: Shape, capacity: int, probes: Sequence[Probe], text: TextService | None
+    options: Options,
+    settings: dict[str, int | str],
+    shape: Shape,
+    capacity: int,
+    probes: Sequence[Probe],
+    text: TextService | None,
 ) -> KernelConfig:
     """The kernel's half of boot.  Error: BootError when the drivers do not agree about the model."""
     first = probes[0]
@@ -278,7 +278,7 @@ def kernel_config(
         tokenizer=text.tokenizer_path if text else "",
         daemon_pid=os.getpid(),
         sharing=options.sharing,
-        sysctl=settings_of(options),
+        sysctl=settings,
     )
 
 
@@ -324,7 +324,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     text: TextService | None = None
     supervisor: Supervisor | None = None
     try:
-        settings_of(options)
+        settings = settings_of(options)
         secret = read_secret(Path(options.state_dir))
         shape = shape_of(options)
         frame_bytes = shape.kv.frame_bytes(options.block_tokens)
@@ -340,7 +340,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
             text = TextService(shape.path, log=relay.log)
         probes = await starting
         rows = [memoryview(supervisor.rows(d)) for d in range(options.accels)]
-        config = kernel_config(options, shape, capacity, probes, text)
+        config = kernel_config(options, settings, shape, capacity, probes, text)
         core = Core(secret, options.block_tokens, layout, [capacity] * options.accels, rows)
         kernel = Kernel(config, core)
         daemon = Daemon(kernel, listener, text, supervisor)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from attnix.boot import home_dir
 
 Boot = Callable[..., str]
 
@@ -47,14 +44,3 @@ def boot(tmp_path: Path) -> Iterator[Boot]:
         assert daemon.stdout is not None
         daemon.stdout.close()
     assert statuses == [0] * len(daemons), "a daemon did not end in order"
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> str:
-    """The pulled default model."""
-    files = sorted((home_dir() / "models" / "smollm2").glob("*.gguf"))
-    if not files:
-        if os.environ.get("CI"):
-            pytest.fail("SmolLM2 is not there: `make test` pulls it first")
-        pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
-    return str(files[0])

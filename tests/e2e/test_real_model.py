@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
@@ -50,11 +51,11 @@ def ask_all(os_: Client, tokens: int) -> list[bytes]:
     return answers
 
 
-def test_same_tokens_cold_cached_forked_batched_and_preempted(boot: Boot, smollm2: str) -> None:
+def test_same_tokens_cold_cached_forked_batched_and_preempted(boot: Boot, smollm2: Path) -> None:
     """The same daemon flags but for the pool: one holds everything, one forces preemption."""
-    with connect(boot(smollm2, *INVARIANT, "--sharing", "none", "--hbm", "256MiB")) as os_:
+    with connect(boot(str(smollm2), *INVARIANT, "--sharing", "none", "--hbm", "256MiB")) as os_:
         cold = ask_all(os_, 40)
-    with connect(boot(smollm2, *INVARIANT, "--hbm", "8MiB", "--sysctl", "sched.step_tokens=24")) as os_:
+    with connect(boot(str(smollm2), *INVARIANT, "--hbm", "8MiB", "--sysctl", "sched.step_tokens=24")) as os_:
         frames = os_.tiers().tiers[0]
         assert frames.capacity_frames * frames.frame_bytes <= 8 << 20
         assert ask_all(os_, 40) == cold, "cached"
@@ -77,8 +78,8 @@ def test_same_tokens_cold_cached_forked_batched_and_preempted(boot: Boot, smollm
         assert os_.fsck().problems == ()
 
 
-def test_killed_accel_is_restarted_and_every_stream_goes_on(boot: Boot, smollm2: str) -> None:
-    with connect(boot(smollm2, *INVARIANT)) as os_:
+def test_killed_accel_is_restarted_and_every_stream_goes_on(boot: Boot, smollm2: Path) -> None:
+    with connect(boot(str(smollm2), *INVARIANT)) as os_:
         expected = ask_all(os_, 48)
         contexts = []
         for question in QUESTIONS:
@@ -118,8 +119,8 @@ pending[0].result()
 """
 
 
-def test_kill_9_of_a_client_returns_its_frames(boot: Boot, smollm2: str) -> None:
-    path = boot(smollm2)
+def test_kill_9_of_a_client_returns_its_frames(boot: Boot, smollm2: Path) -> None:
+    path = boot(str(smollm2))
     with connect(path) as watch:
         before = watch.tiers().tiers[0]
         client = subprocess.Popen([sys.executable, "-c", CLIENT, path], stdout=subprocess.PIPE, text=True)
@@ -140,8 +141,8 @@ def test_kill_9_of_a_client_returns_its_frames(boot: Boot, smollm2: str) -> None
         assert watch.fsck().problems == ()
 
 
-def test_streamed_text_is_the_text(boot: Boot, smollm2: str) -> None:
-    with connect(boot(smollm2, *INVARIANT)) as os_:
+def test_streamed_text_is_the_text(boot: Boot, smollm2: Path) -> None:
+    with connect(boot(str(smollm2), *INVARIANT)) as os_:
         ctx = os_.alloc_context()
         ctx.append(messages=[("user", "List three emoji and the word naïve in French, Greek and Japanese.")])
         twin = ctx.fork(1)[0]
@@ -156,10 +157,10 @@ def test_streamed_text_is_the_text(boot: Boot, smollm2: str) -> None:
 FAST_ERROR = 0.25  # stated in docs/caveats.md: log-probabilities of fast and invariant numerics (bf16) differ by less
 
 
-def test_fast_numerics_flip_no_token_whose_margin_exceeds_the_stated_error(boot: Boot, smollm2: str) -> None:
+def test_fast_numerics_flip_no_token_whose_margin_exceeds_the_stated_error(boot: Boot, smollm2: Path) -> None:
     def run(numerics: str) -> list[list[tuple[int, float, float]]]:
         """Per question and token: id, log-probability, margin over the runner-up.  All questions in one batch."""
-        with connect(boot(smollm2, "--numerics", numerics)) as os_:
+        with connect(boot(str(smollm2), "--numerics", numerics)) as os_:
             pending = []
             for question in QUESTIONS:
                 ctx = os_.alloc_context()

@@ -1,8 +1,7 @@
-"""Models for the tests: tiny random ones made with transformers (the oracle), and the SmolLM2 file that `attnix pull` fetched."""
+"""Models for the tests: tiny random ones made with transformers (the oracle)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
 BLOCK_TOKENS = 16
-SMOLLM2 = "models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 64,
@@ -92,15 +90,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
         return made[name]
 
     return get
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    home = Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
-    path = home / SMOLLM2
-    if not path.exists():
-        pytest.skip(f"{path} is missing: `attnix pull smollm2` fetches it (`make test` does so first)")
-    return path
 
 
 class Paged:

@@ -18,7 +18,6 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from attnix.boot import home_dir
 from attnix.drivers.accel.weights import open_model
 from attnix.syscalls import connect
 from attnix.userland.bench.decode import Options, export, run
@@ -230,14 +229,6 @@ def test_processor_time_of_others_is_told_from_ours(engines: dict[str, str], tmp
         peer.end()
 
 
-@pytest.fixture
-def smollm2() -> None:
-    if not list((home_dir() / "models" / "smollm2").glob("*.gguf")):
-        if os.environ.get("CI"):
-            pytest.fail("SmolLM2 is not there: `make test` pulls it first")
-        pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
-
-
 # -- attnix's own side ----------------------------------------------------------------------------------------------
 
 
@@ -265,7 +256,7 @@ def test_our_rounds_do_the_same_work_each_time(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.model
-def test_an_interrupted_run_shows_what_it_has_and_leaves_nothing(smollm2: None, until: Until) -> None:
+def test_an_interrupted_run_shows_what_it_has_and_leaves_nothing(smollm2: Path, until: Until) -> None:
     command = [sys.executable, "-m", "attnix.userland.bench.decode", "--json", "--quick", "--peers", ""]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None and bench.stderr is not None
@@ -295,7 +286,7 @@ def test_a_dead_daemon_is_said(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.model
 @pytest.mark.slow
-def test_a_quick_run_with_a_real_peer(smollm2: None) -> None:
+def test_a_quick_run_with_a_real_peer(smollm2: Path) -> None:
     """transformers is in this venv too, so this is a real peer; llama.cpp and vLLM are not, and are said to be missing."""
     said: list[str] = []
     rows = run(Options(quick=True, python=sys.executable), said.append)

@@ -191,7 +191,12 @@ def test_what_a_killed_pull_left_is_swept(
 
 
 def test_home_is_where_boot_looks(home: Path) -> None:
-    assert models.home_dir() == boot.home_dir() == home
+    folder = home / "models" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "mine.gguf").write_bytes(GGUF)
+    pulled = models.find_model("mine")
+    assert pulled is not None
+    assert pulled.path == boot.resolve_model("mine") == str(folder / "mine.gguf")
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------------

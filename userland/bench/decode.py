@@ -29,6 +29,8 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from attnix.syscalls.paths import home_dir
+
 from .decode_engines import BenchError, Engine, Ours, Peer, PeerMissing, Prompts, booted
 from .processors import Others, cores, cpu_seconds
 from .report import show
@@ -333,8 +335,7 @@ def start(name: str, options: Options, gguf: Path, exported: Path, directory: st
 def export(gguf: Path) -> Path:
     """The folder with the model in the peers' formats; made once per file.  Error: BenchError."""
     status = gguf.stat()
-    home = Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
-    folder = home / "peers" / f"{gguf.stem}-{status.st_size}-{status.st_mtime_ns}"
+    folder = home_dir() / "peers" / f"{gguf.stem}-{status.st_size}-{status.st_mtime_ns}"
     if not folder.is_dir():
         script = Path(__file__).resolve().parent / "peers" / "export.py"
         done = subprocess.run([sys.executable, str(script), str(gguf), str(folder)], stderr=subprocess.PIPE, text=True)
