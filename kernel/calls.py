@@ -270,6 +270,93 @@ class CancelArgs(NamedTuple):
     request: int  # id of a request outstanding on this connection
 
 
+# -- memory -------------------------------------------------------------------------------------------------------
+
+
+class PinArgs(NamedTuple):
+    """Keep a context in hbm: until `unpin`, or for `duration_ms` (0: the longest that sysctl pin.max_ms allows)."""
+
+    ctx: int
+    duration_ms: int = 0
+
+
+class AdviseArgs(NamedTuple):
+    """What is known about tokens [start, end) of a context (end -1: to its end).
+
+    advice  "willneed" | "dontneed" | "cold" | "normal" | "priority"
+    priority, duration_ms  for "priority": 0 (first to go) .. 100, for that long (0: for ever)
+    """
+
+    ctx: int
+    advice: str
+    start: int = 0
+    end: int = -1
+    priority: int = 50
+    duration_ms: int = 0
+
+
+class PrefetchArgs(NamedTuple):
+    """Bring a context up to `tier`; `deadline_ms` 0: none."""
+
+    ctx: int
+    tier: str = "hbm"
+    deadline_ms: int = 0
+
+
+class DemoteArgs(NamedTuple):
+    """Copy a context down to `tier` and give its faster frames back."""
+
+    ctx: int
+    tier: str = "dram"
+
+
+class MovedResult(NamedTuple):
+    """What a prefetch, demote or evict did, in blocks."""
+
+    moved_blocks: int
+    resident_blocks: int  # in the tier asked for, afterwards
+    failed_blocks: int
+
+
+class ExplainArgs(NamedTuple):
+    """Decisions about one context (handle, or cid) or one block number; all 0 / -1: the latest of this uid."""
+
+    ctx: int = 0
+    cid: int = 0
+    block: int = -1
+
+
+class DecisionRow(NamedTuple):
+    number: int
+    at_ns: int
+    what: str  # evict | keep | load | recompute | demote | drop | miss | split | prefetch | pin
+    device: str
+    cid: int  # 0: of no context
+    block: int  # first block, -1: none
+    blocks: int
+    why: str  # a sentence with the numbers that decided
+
+
+class ExplainResult(NamedTuple):
+    rows: tuple[DecisionRow, ...]
+
+
+class AttachTierArgs(NamedTuple):
+    """kind: nvme | remote | sim.  settings: JSON object for its driver ("path", "url", ...)."""
+
+    kind: str
+    size_bytes: int
+    settings: str = "{}"
+
+
+class AttachTierResult(NamedTuple):
+    device: str
+
+
+class DetachTierArgs(NamedTuple):
+    device: str
+
+
 # -- system -------------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +393,15 @@ class TierRow(NamedTuple):
     frame_bytes: int
     driver_pid: int
     restarts: int
+    policy: str = ""  # eviction policy in force
+    engine: str = ""  # how the driver does its I/O, as it says itself
+    read_bytes_s: int = 0  # measured; 0: not yet
+    write_bytes_s: int = 0
+    latency_ns: int = 0
+    read_bytes: int = 0  # moved since boot
+    write_bytes: int = 0
+    errors: int = 0
+    corrupt: int = 0
 
 
 class TiersResult(NamedTuple):

@@ -93,6 +93,7 @@ class ExecDone(NamedTuple):
     scores: tuple[bytes, ...]
     computed_tokens: int
     compute_ns: int
+    waited_ns: int = 0  # of compute_ns, spent waiting at gates
 
 
 class ExecFailed(NamedTuple):
@@ -102,6 +103,32 @@ class ExecFailed(NamedTuple):
     seq: int
     code: int
     reason: str
+
+
+class TransferDone(NamedTuple):
+    """A transfer ended; every item of it that is not in `failed` is complete and verified.
+
+    failed       (index of the item, errno): ECORRUPT wrong content, ENOSPC full, EIO, ENOENT gone, ETIMEDOUT
+    moved_bytes  of the items that succeeded
+    elapsed_ns   from the driver's first to its last byte: with moved_bytes its bandwidth
+    """
+
+    device: int
+    seq: int
+    failed: tuple[tuple[int, int], ...]
+    moved_bytes: int
+    elapsed_ns: int
+
+
+class Found(NamedTuple):
+    """What a tier's driver found in its slots when it started: `rows` is (frame int32, tag) per valid slot.
+
+    Comes before DriverUp of the same epoch.
+    """
+
+    device: int
+    epoch: int
+    rows: bytes
 
 
 class Timer(NamedTuple):
@@ -127,6 +154,8 @@ Event: TypeAlias = (
     | DriverGone
     | ExecDone
     | ExecFailed
+    | TransferDone
+    | Found
     | Timer
     | Bug
 )
@@ -152,6 +181,45 @@ class Exec(NamedTuple):
     tokens: bytes
     copies: bytes
     histories: tuple[bytes, ...]
+    gates: bytes = b""  # int64 pairs (gate, ticket) of the loads that the pass must not overtake, layer by layer
+
+
+class Transfer(NamedTuple):
+    """Move block contents between the frames of `device` and the arena of another one.  Answered by TransferDone with the
+    same `seq`, or by DriverDown.  A device runs transfers and passes in the order in which they are sent, or so that
+    nobody can tell.
+
+    verb    "read": out of `device`'s frames into the arena of `arena`; "write": out of that arena into `device`'s frames
+    arena   device number of the other end: a dram, or, for a driver with capability "direct", an hbm
+    pairs   int32 pairs (frame of `device`, frame of `arena`), one per item
+    tags    one packed Tag per item (kernel/tag.py): written into headers, compared when reading
+    gate    index of the gate to report progress through, or -1; `ticket` goes with it
+    """
+
+    device: int
+    seq: int
+    verb: str
+    arena: int
+    pairs: bytes
+    tags: bytes
+    gate: int
+    ticket: int
+
+
+class AttachTier(NamedTuple):
+    """Start the driver of a new tier: DriverUp or DriverGone of `device` answers.  settings: JSON, as attach_tier had it."""
+
+    device: int
+    name: str
+    kind: str
+    capacity_frames: int
+    settings: str
+
+
+class DetachTier(NamedTuple):
+    """The tier is drained: stop its driver for good and forget it.  Nothing answers."""
+
+    device: int
 
 
 class Tokens(NamedTuple):
@@ -187,4 +255,4 @@ class Halt(NamedTuple):
     """A `shutdown` was accepted: close the socket, stop the drivers, exit."""
 
 
-Effect: TypeAlias = Reply | Exec | Tokens | SetTimer | RestartDriver | Halt
+Effect: TypeAlias = Reply | Exec | Transfer | AttachTier | DetachTier | Tokens | SetTimer | RestartDriver | Halt

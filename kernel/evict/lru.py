@@ -13,6 +13,13 @@ from .protocol import BlockView
 
 class Lru:
     name = "lru"
+    listens = False
 
     def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
         return view.oldest(device, want)
+
+    def inserted(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...
+
+    def used(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...
+
+    def removed(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...

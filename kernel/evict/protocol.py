@@ -2,38 +2,102 @@
 
 A policy never holds kernel objects and never calls a driver.  It may be wrong: the core refuses to evict a block that
 is mapped, wired or has a child in the same device, and the kernel takes least-recently-released blocks for whatever a
-policy leaves short.
+policy leaves short.  There is one instance per device, so its state is of that device only.
+
+All times are the kernel's `now_ns`; a policy reads no clock and draws no random number (it may keep a counter of its own
+and mix it).  `inserted`, `used` and `removed` are called only for policies that say `listens = True`: one call per
+admission, transfer or eviction, with all its blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Fact(NamedTuple):
+    """What is known of one block.
+
+    used_ns   last time a context mapped it or let go of it
+    due_ns    when somebody said it will be wanted again (tool eta); 0: nobody did
+    depth     tokens before it
+    hits      admissions that found it
+    kind      class number that the kernel gave it when its context's last turn ended (see KINDS)
+    turn      turn of its context at that moment, from 1
+    children  blocks that continue it, in any tier
+    elsewhere 1 if another tier has a copy (evicting this one loses nothing but time)
+    priority  0..100, 50 unless advised
+    """
+
+    used_ns: int
+    due_ns: int
+    depth: int
+    hits: int
+    kind: int
+    turn: int
+    children: int
+    elsewhere: int
+    priority: int
+
+
+# Why the last turn of a block's context ended; the learned policy estimates per class.
+KIND_NONE = 0  # never noted
+KIND_TURN = 1  # the model ended its turn: a person may answer
+KIND_TOOL = 2  # it waits for a tool
+KIND_LENGTH = 3
+KIND_CANCELLED = 4
+KIND_CLOSED = 5  # its context was released
+KIND_SUPERSEDED = 6  # cut off by truncate or left behind by a branch
+KIND_DEMOTED = 7
 
 
 class BlockView(Protocol):
     """The read-only view of the block table that a policy is given."""
 
+    now_ns: int
+
     def oldest(self, device: int, want: int) -> Sequence[int]:
         """Up to `want` reclaimable blocks of `device`, least recently released first."""
         ...
 
+    def sample(self, device: int, want: int, seed: int) -> Sequence[int]:
+        """Up to `want` different reclaimable leaves of `device` (no child there), drawn by a generator started at `seed`."""
+        ...
+
+    def facts(self, blocks: Sequence[int]) -> Sequence[Fact]: ...
+
+    def rebuild_ns(self, depth: int) -> int:
+        """Estimated time to compute one block at this depth again (kernel/cost.py)."""
+        ...
+
+    def reload_ns(self, device: int) -> int:
+        """Estimated time to bring one block back into hbm from the tier below `device`; 0: there is none."""
+        ...
+
+    def capacity_frames(self, device: int) -> int: ...
+
     def reclaimable_frames(self, device: int) -> int: ...
-
-    def frame_table(self, device: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
-        """Per frame: state uint8, refs int32, wired int32, block int32, stamp uint64, children int32."""
-        ...
-
-    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
-        """Per block: parent, domain, depth, hits int32, indexed uint8, key 16 bytes, copies int32 per device."""
-        ...
 
 
 class EvictionPolicy(Protocol):
-    """Chosen by name at boot or by `sysctl evict.policy`."""
+    """Chosen by name per tier at boot or by `sysctl evict.<tier>`; third parties register the entry point group
+    `attnix.eviction`.  One file each."""
 
     name: str
+    listens: bool
 
     def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
         """At least `want` blocks to free on `device`, first to go first, leaves before their parents."""
+        ...
+
+    def inserted(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        """Blocks that got a copy on `device`."""
+        ...
+
+    def used(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        """Blocks of `device` that an admission found."""
+        ...
+
+    def removed(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        """Blocks whose copy on `device` is gone; their numbers will be used for other content."""
         ...
