@@ -16,6 +16,7 @@ from .commands.kill import kill
 from .commands.pull import pull
 from .commands.run import run
 from .commands.shutdown import shutdown
+from .commands.study import study
 from .output import AttnixError, CommandError, say_error
 from .shell.dmesg import dmesg
 from .shell.free import free
@@ -41,6 +42,7 @@ for _command in _PROGRAMS:
 for _command in _INSPECTOR:
     app.command(rich_help_panel="Inspector")(_command)
 app.add_typer(bench, name="bench")
+app.add_typer(study, name="study")
 
 
 def main() -> None:
