@@ -37,6 +37,7 @@ from .messages import (
     exec_message,
     expected_results,
     found_frames,
+    identity_message,
     transfer_message,
 )
 from .protocol import PROTOCOL_VERSION, Probe
@@ -167,9 +168,9 @@ class Life:
             self._moving.pop(effect.seq).deadline.cancel()
             self._loop.call_soon(self._answer_if_up, failed_transfer(effect, E.E2BIG))
 
-    def unfinished_transfers(self) -> list[Transfer]:
-        """Those that it never answered."""
-        return [pending.what for pending in self._moving.values() if isinstance(pending.what, Transfer)]
+    def identify(self, digest: bytes) -> None:
+        """Tell an accel what identity its stored frames carry; before its first transfer."""
+        self._send(identity_message(digest))
 
     def _watch(self, among: dict[int, _InFlight], seq: int, what: Expected | Transfer, allowance_ns: int) -> None:
         """Give it a deadline: its own allowance behind those of everything that was sent before it."""
@@ -418,6 +419,7 @@ class Life:
         for pending in (*self._in_flight.values(), *self._moving.values()):
             pending.deadline.cancel()
         self._in_flight.clear()
+        self._moving.clear()
         for timer in self._timers:
             timer.cancel()
         self._close_channel()
