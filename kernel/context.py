@@ -17,6 +17,7 @@ from .ids import Cid, Slot
 from .params import NICE_JOBS
 
 if TYPE_CHECKING:
+    from .names import Kept
     from .process import Process
 
 
@@ -50,7 +51,7 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "handle", "job", "keep", "last_request", "last_start", "mark", "parent",
+        "admitted", "cid", "device", "dying", "handle", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
         "parked", "preemptions", "process", "queued", "slot", "unparking",
     )  # fmt: skip
 
@@ -75,6 +76,7 @@ class Context:
         )  # (conn, request) of the generation that ended last, as long as nothing came after it
         self.last_start = 0  # log length when that generation began
         self.mark = Usage()  # usage when the last generation ended
+        self.kept: Kept | None = None  # it outlives its connection (names.py)
 
     def place(self) -> tuple[int, int]:
         """Of its job in the order of service: arrival, NICE_JOBS jobs later per step of nice; the smaller, the sooner."""

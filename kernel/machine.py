@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .calls import ForwardResult, GenerateResult, ScoreResult, UnameResult, Usage, WaitResult
+from .calls import ForwardResult, GenerateResult, ScoreResult, SnapshotResult, UnameResult, Usage, WaitResult
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
@@ -19,6 +19,7 @@ from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
 from .ids import Cid, Pid, Slot
 from .log import Dmesg
+from .names import Names
 from .process import Connection, Process
 from .sched import Scheduler
 from .sysctl import POLICIES, Sysctl
@@ -45,6 +46,8 @@ class Machine:
         self.processes: dict[Pid, Process] = {}
         self.connections: dict[int, Connection] = {}  # by Conn
         self.waiters = Waiters(self.set_timer)
+        self.names = Names(self)
+        self.snapshots: dict[tuple[int, int], SnapshotResult] = {}  # being written, by (conn, request)
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
         self.syscalls = 0  # counted apart: once per call
@@ -91,12 +94,23 @@ class Machine:
 
     def domain_of(self, process: Process) -> tuple[int, bytes]:
         """The domain a new context of this process shares prefixes in."""
+        return self.domain_for(process.uid, self._next_cid + 1)
+
+    def domain_for(self, uid: int, cid: int) -> tuple[int, bytes]:
         if self.config.sharing == "none":
-            alone = self._next_cid + 1
+            alone = cid
             return 0x40000000 + alone % 0x3FFFFFFF, self.core.hash(
                 encode_identity(self.config.identity, f"context:{alone}")
             )
-        return self.domain(f"uid:{process.uid}")
+        return self.domain(f"uid:{uid}")
+
+    def last_ids(self) -> tuple[int, int]:
+        """The largest pid and cid given so far."""
+        return self._next_pid, self._next_cid
+
+    def raise_ids(self, pid: int, cid: int) -> None:
+        """Every id from now on is larger."""
+        self._next_pid, self._next_cid = max(self._next_pid, pid), max(self._next_cid, cid)
 
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)
@@ -120,6 +134,8 @@ class Machine:
     def new_process(self, connection: Connection, parent: Pid, name: str, nice: int) -> Process:
         name = "".join(c if c.isprintable() else "?" for c in name)  # it will be shown on terminals
         self._next_pid += 1
+        if self._next_pid > self.names.pid_mark:
+            self.names.reserve()
         pid = Pid(self._next_pid)
         process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns)
         self.processes[pid] = process
@@ -133,7 +149,8 @@ class Machine:
         if process.zombie:
             return
         for context in list(process.contexts.values()):
-            self.release(context, "killed")
+            if not self.names.stays(context, "killed"):
+                self.release(context, "killed")
         process.zombie = True
         process.code = code
         process.reason = reason
@@ -184,9 +201,13 @@ class Machine:
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
-    def new_context(self, process: Process, slot: Slot, device: int, parent: Cid) -> Context:
-        self._next_cid += 1
-        context = Context(Cid(self._next_cid), slot, device, process, parent)
+    def new_context(self, process: Process, slot: Slot, device: int, parent: Cid, cid: Cid = Cid(0)) -> Context:  # noqa: B008
+        """cid: the one that it had before a restart; 0: a new one."""
+        if not cid:
+            self._next_cid += 1
+            if self._next_cid > self.names.cid_mark:
+                self.names.reserve()
+        context = Context(cid or Cid(self._next_cid), slot, device, process, parent)
         self.contexts[context.cid] = context
         self.by_slot[slot] = context
         process.contexts[context.cid] = context
@@ -200,6 +221,7 @@ class Machine:
         context.dying = True
         if context.job is not None:
             self.finish(context, reason, at_once=True)
+        self.names.forget(context)
         for call in context.parked:
             self.reply(call.conn, call.request, E.ESTALE, {"message": "the context was released meanwhile"})
         context.parked.clear()
@@ -268,7 +290,9 @@ class Machine:
             logprobs = tuple(job.logprobs[: row.tokens - job.start])
             context.last_request = (job.conn, job.request)
             context.last_start = job.start
-            self.reply(job.conn, job.request, 0, GenerateResult(reason, tokens, "", usage, row.tokens, logprobs))
+            result = GenerateResult(reason, tokens, "", usage, row.tokens, logprobs)
+            self.names.ended(context, job, result)
+            self.reply(job.conn, job.request, 0, result)
         elif job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})
             self._drop_scratch(context, job)
@@ -291,6 +315,7 @@ class Machine:
         self._rest(context)
         if job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, error.code, error.detail)
+        self.names.failed(context, job, error)
         self._drop_scratch(context, job)
 
     def _rest(self, context: Context) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import fsck as fsck_module
-from . import traps
+from . import traps, traps_names
 from .batch import FORWARD, SAMPLE, SCORE, Seq
 from .calls import ForwardResult, ScoreResult
 from .config import KernelConfig
@@ -33,8 +33,12 @@ from .events import (
     ExecFailed,
     Pause,
     RestartDriver,
+    Restored,
     Resume,
+    SnapshotRead,
+    SnapshotWritten,
     StopAt,
+    Suspend,
     Syscall,
     Timer,
     Tokens,
@@ -43,6 +47,7 @@ from .ids import Conn
 from .machine import Machine
 from .process import Connection
 from .records import LENGTH, STOP
+from .trap_table import TRAPS
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
@@ -69,6 +74,10 @@ class Kernel:
             DriverGone: self._driver_gone,
             Timer: self._timer,
             Bug: self._bug,
+            Restored: self.machine.names.restore,
+            Suspend: lambda event: self.machine.names.suspend(),
+            SnapshotWritten: lambda event: traps_names.snapshot_written(self.machine, event),
+            SnapshotRead: lambda event: traps_names.snapshot_read(self.machine, event),
         }
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
@@ -79,6 +88,8 @@ class Kernel:
         for scheduler in m.schedulers:
             if scheduler.queue or scheduler.decoding:
                 scheduler.run()
+        if m.names.changed:
+            m.names.flush()
         return effects
 
     def fsck(self) -> list[str]:
@@ -104,14 +115,17 @@ class Kernel:
     # -- clients --------------------------------------------------------------------------------------------------
 
     def _connect(self, event: Connect) -> None:
-        self.machine.connections[event.conn] = Connection(Conn(event.conn), event.uid)
+        self.machine.connections[event.conn] = Connection(Conn(event.conn), event.uid, event.session)
 
     def _disconnect(self, event: Disconnect) -> None:
-        """Everything the connection held is released in this step; what a pass still uses, when that pass is back."""
+        """Everything the connection held is released in this step, but for what is named or detached; what a pass still
+        uses, when that pass is back."""
         m = self.machine
-        connection = m.connections.pop(event.conn, None)
+        connection = m.connections.get(event.conn)
         if connection is None:
             return
+        m.names.disconnected(connection)
+        del m.connections[event.conn]
         for pid in sorted(connection.pids):
             process = m.processes.get(pid)
             if process is not None:
@@ -125,7 +139,7 @@ class Kernel:
         if connection is None:
             return
         try:
-            result = traps.TRAPS[event.name](m, connection, event, event.args)
+            result = TRAPS[event.name](m, connection, event, event.args)
         except Errno as error:
             m.reply(event.conn, event.request, error.code, error.detail)
             return
@@ -135,20 +149,24 @@ class Kernel:
     def _stop_at(self, event: StopAt) -> None:
         m = self.machine
         connection = m.connections.get(event.conn)
-        context = connection.requests.get(event.request) if connection else None
+        context = connection.requests.get(event.request) if connection else m.names.orphan(event.conn, event.request)
         if context is not None and context.job is not None and not context.job.ending:
             context.keep = context.job.start + max(0, event.keep)
             m.finish(context, "stop")
             self._unpark(context)
-        elif connection is not None and context is None:
+        elif context is None:
             self._stop_late(connection, event)
 
-    def _stop_late(self, connection: Connection, event: StopAt) -> None:
+    def _stop_late(self, connection: Connection | None, event: StopAt) -> None:
         """The generation ended by itself in the step that sampled the stop string: what follows the string goes now."""
         m = self.machine
-        for context in traps.contexts_of(m, connection):
+        orphan = m.names.late(event.conn, event.request) if connection is None else None
+        contexts = traps.contexts_of(m, connection) if connection else filter(None, (orphan,))
+        for context in list(contexts):
             if context.last_request == (event.conn, event.request) and not m.core.in_flight(context.slot):
-                m.core.truncate(context.slot, context.last_start + max(0, event.keep))
+                length = context.last_start + max(0, event.keep)
+                m.core.truncate(context.slot, length)
+                m.names.trimmed(context, length)
                 context.last_request = (0, 0)
 
     def _pause(self, event: Pause) -> None:

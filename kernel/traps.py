@@ -171,12 +171,16 @@ def check_room(m: Machine, context: Context, tokens: int) -> None:
 
 
 def hello(m: Machine, connection: Connection, call: Syscall, args: c.HelloArgs) -> c.HelloResult:
-    if args.version != ABI_VERSION:
+    if not 1 <= args.version <= ABI_VERSION:
         raise Errno(E.EINVAL, f"client speaks ABI {args.version}, this system {ABI_VERSION}", version=ABI_VERSION)
     if connection.pid:
         raise Errno(E.EEXIST, "this connection has said hello already", pid=connection.pid)
-    connection.pid = m.new_process(connection, Pid(0), args.client[:MAX_NAME_CHARS], 0).pid
-    return c.HelloResult("attnix " + m.config.version, ABI_VERSION, connection.pid, connection.uid)
+    session = m.names.session(connection, args.session)
+    process = m.new_process(connection, Pid(0), args.client[:MAX_NAME_CHARS], 0)
+    connection.pid = process.pid
+    kept = m.names.join(connection, args.session, session, process)
+    name = "attnix " + m.config.version
+    return c.HelloResult(name, ABI_VERSION, process.pid, connection.uid, connection.token, kept)
 
 
 def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) -> c.SpawnResult | None:
@@ -273,7 +277,7 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
             raise Errno(E.ENODEV, f"no compute device {args.device!r}: there is {names}", device=args.device)
         device = named[0].index
     else:
-        device = _roomiest(m)
+        device = roomiest(m)
     number, root = m.domain_of(process)
     slot = m.core.open_slot(device, number, root)
     if slot < 0:
@@ -282,7 +286,7 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
     return c.AllocContextResult(connection.add(context), context.cid)
 
 
-def _roomiest(m: Machine) -> int:
+def roomiest(m: Machine) -> int:
     """The compute device with the most frames available per context; one of several, so load spreads."""
     if len(m.devices) == 1:
         return 0
@@ -297,15 +301,21 @@ def _forked(m: Machine, process: Process, source: Context, slot: int) -> Context
     return m.new_context(process, Slot(slot), source.device, source.cid)
 
 
+def new_slots(m: Machine, source: Context, n: int) -> list[int]:
+    """`n` forks of a context's slot, all or none (ENOMEM)."""
+    slots = m.core.fork(source.slot, n)
+    if not slots:
+        raise Errno(E.ENOMEM, f"fewer than {n} of {m.config.max_contexts} context slots are free", wanted=n)
+    return slots
+
+
 def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) -> c.ForkResult | None:
     source = connection.lookup(args.ctx)
     if not 1 <= args.n <= MAX_FORK:
         raise Errno(E.EINVAL, f"fork makes 1..{MAX_FORK} contexts, not {args.n}", n=args.n)
     if behind(source, call):
         return None
-    slots = m.core.fork(source.slot, args.n)
-    if not slots:
-        raise Errno(E.ENOMEM, f"fewer than {args.n} of {m.config.max_contexts} context slots are free", wanted=args.n)
+    slots = new_slots(m, source, args.n)
     children = [_forked(m, source.process, source, slot) for slot in slots]
     return c.ForkResult(tuple(connection.add(x) for x in children), tuple(x.cid for x in children))
 
@@ -321,6 +331,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     length = m.core.slot_row(context.slot).tokens
     check_room(m, context, length + n)
     if n:
+        m.names.rewritten(context, length)
         length = m.core.append(context.slot, args.tokens)
         job = context.job or Job(JobKind.PREFILL, m.next_order())
         m.start(context, job)
@@ -338,13 +349,16 @@ def truncate(m: Machine, connection: Connection, call: Syscall, args: c.Truncate
     if parked(m, context, call):
         return None
     m.core.truncate(context.slot, args.length)
+    m.names.rewritten(context, args.length)
     context.admitted = False  # a block that was still being filled may have been given up with its end
     context.last_request = (0, 0)
     return c.TruncateResult(args.length)
 
 
 def release(m: Machine, connection: Connection, call: Syscall, args: c.CtxArgs) -> c.Empty:
-    m.release(connection.lookup(args.ctx))
+    context = connection.lookup(args.ctx)
+    if not m.names.stays(context, "cancelled"):
+        m.release(context)
     return c.Empty()
 
 
@@ -377,26 +391,49 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     if behind(context, call):
         return
     _check_sampling(args)
-    stops = args.stop_tokens
-    check_tokens(m, stops)
-    if not args.ignore_eos:
-        stops += b"".join(t.to_bytes(4, "little") for t in m.config.stop_tokens)
-    if len(stops) > 4 * MAX_STOP_TOKENS:
+    check_tokens(m, args.stop_tokens)
+    if len(_stops(m, args)) > 4 * MAX_STOP_TOKENS:
         raise Errno(E.EINVAL, f"at most {MAX_STOP_TOKENS} stop tokens, the model's own included", limit=MAX_STOP_TOKENS)
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
-    device = m.devices[context.device]
-    limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
+    m.names.began(context, args, length)
+    begin_generation(m, connection, call, context, args, length)
+
+
+def begin_generation(
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
+) -> None:
+    """Sample into a context whose log has length `start`, or is longer by what this generation has already."""
     job = Job(JobKind.GENERATE, m.next_order(), connection.conn, call.request)
     job.args = args
-    job.start = length
-    template = _template(context, args, length)
-    most = min(args.max_tokens, limit)  # more than the log can hold is no more than any number
-    m.core.set_generation(context.slot, template, stops, most, limit, connection.conn, call.request)
+    job.start = start
+    job.begun = m.core.slot_row(context.slot).tokens > start  # it has sampled before: it ends in a reason
+    left = aim_generation(m, connection, call, context, args, start)
     _begin(m, connection, call, context, job)
-    if args.max_tokens == 0 or length >= limit:
+    if left <= 0:
         m.finish(context, "length")
+
+
+def aim_generation(
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
+) -> int:
+    """What the core needs to sample for this request; how many tokens it still may."""
+    length = m.core.slot_row(context.slot).tokens
+    device = m.devices[context.device]
+    limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
+    template = _template(context, args, start)
+    most = min(args.max_tokens - (length - start), limit)  # more than the log can hold is no more than any number
+    m.core.set_generation(
+        context.slot, template, _stops(m, args), max(0, most), limit, connection.conn, call.request
+    )  # fmt: skip
+    return min(most, limit - length)
+
+
+def _stops(m: Machine, args: c.GenerateArgs) -> bytes:
+    """int32 ids that end it."""
+    own = b"" if args.ignore_eos else b"".join(t.to_bytes(4, "little") for t in m.config.stop_tokens)
+    return args.stop_tokens + own
 
 
 def _check_sampling(args: c.GenerateArgs) -> None:
