@@ -180,27 +180,27 @@ CALLS: Final[tuple[Call, ...]] = (
         from before a crash are not known any more.  Without such a generation it is ENOENT; one that another request
         waits for is EBUSY.
         """, since=2),
-    _call(60, "pin", _MEMORY, c.PinArgs, c.Empty, f"{_HANDLE} EBUSY ENOMEM EDQUOT EAGAIN ENODEV EHOSTDOWN", """
+    _call(60, "pin", _MEMORY, c.PinArgs, c.Empty, f"{_HANDLE} ENOENT EACCES EBUSY ENOMEM EDQUOT EAGAIN ENODEV EHOSTDOWN", """
         Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl allows
         (EDQUOT).
         """, since=2),
-    _call(61, "unpin", _MEMORY, c.CtxArgs, c.Empty, f"{_HANDLE} EBUSY ENOENT", """
+    _call(61, "unpin", _MEMORY, c.LookArgs, c.Empty, f"{_HANDLE} EACCES EBUSY ENOENT", """
         End a `pin`.
         """, since=2),
-    _call(62, "advise", _MEMORY, c.AdviseArgs, c.Empty, f"{_HANDLE} EBUSY", """
+    _call(62, "advise", _MEMORY, c.AdviseArgs, c.Empty, f"{_HANDLE} ENOENT EACCES EBUSY", """
         Say what is known about the future of a range of tokens: `willneed` brings it up, `dontneed` makes it the first to
         go, `cold` lowers and `normal` restores what eviction thinks of it, `priority` ranks it.  Advice never changes a
         result.
         """, since=2),
-    _call(63, "prefetch", _MEMORY, c.PrefetchArgs, c.MovedResult, f"{_HANDLE} EBUSY ENOENT ENOMEM ENODEV ETIMEDOUT EHOSTDOWN EIO", """
+    _call(63, "prefetch", _MEMORY, c.PrefetchArgs, c.MovedResult, f"{_HANDLE} EACCES EBUSY ENOENT ENOMEM ENODEV ETIMEDOUT EHOSTDOWN EIO", """
         Bring a context's blocks up to `tier` and answer when they are there.  It never delays a load that somebody waits
         for; past its deadline it is ETIMEDOUT and what has come stays.
         """, since=2),
-    _call(64, "demote", _MEMORY, c.DemoteArgs, c.MovedResult, f"{_HANDLE} EBUSY ENOENT ENOMEM ENODEV ENOSPC EHOSTDOWN EIO ETIMEDOUT", """
+    _call(64, "demote", _MEMORY, c.DemoteArgs, c.MovedResult, f"{_HANDLE} EACCES EBUSY ENOENT ENOMEM ENODEV ENOSPC EHOSTDOWN EIO ETIMEDOUT", """
         Copy a context's blocks down to `tier` and give their faster frames back.  Nothing is lost, and the context may be
         used at any time.
         """, since=2),
-    _call(65, "evict", _MEMORY, c.CtxArgs, c.MovedResult, f"{_HANDLE} EBUSY", """
+    _call(65, "evict", _MEMORY, c.LookArgs, c.MovedResult, f"{_HANDLE} ENOENT EACCES EBUSY", """
         Give a context's frames back in every tier, without copying anything: it is computed again when it is used.
         """, since=2),
     _call(80, "uname", _SYSTEM, c.Empty, c.UnameResult, "", """

@@ -260,9 +260,9 @@ class SyncPlainCalls(ABC):
         """
         self._invoke("pin", PinArgs(ctx, duration_ms, cid), Empty)
 
-    def unpin(self, ctx: int) -> None:
+    def unpin(self, ctx: int = 0, cid: int = 0) -> None:
         """End a `pin`."""
-        self._invoke("unpin", CtxArgs(ctx), Empty)
+        self._invoke("unpin", LookArgs(ctx, cid), Empty)
 
     def advise(
         self,
@@ -292,9 +292,9 @@ class SyncPlainCalls(ABC):
         """
         return self._invoke("demote", DemoteArgs(ctx, tier, cid), MovedResult)
 
-    def evict(self, ctx: int) -> MovedResult:
+    def evict(self, ctx: int = 0, cid: int = 0) -> MovedResult:
         """Give a context's frames back in every tier, without copying anything: it is computed again when it is used."""
-        return self._invoke("evict", CtxArgs(ctx), MovedResult)
+        return self._invoke("evict", LookArgs(ctx, cid), MovedResult)
 
     def uname(self) -> UnameResult:
         """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is
@@ -577,9 +577,9 @@ class AsyncPlainCalls(ABC):
         """
         await self._invoke("pin", PinArgs(ctx, duration_ms, cid), Empty)
 
-    async def unpin(self, ctx: int) -> None:
+    async def unpin(self, ctx: int = 0, cid: int = 0) -> None:
         """End a `pin`."""
-        await self._invoke("unpin", CtxArgs(ctx), Empty)
+        await self._invoke("unpin", LookArgs(ctx, cid), Empty)
 
     async def advise(
         self,
@@ -609,9 +609,9 @@ class AsyncPlainCalls(ABC):
         """
         return await self._invoke("demote", DemoteArgs(ctx, tier, cid), MovedResult)
 
-    async def evict(self, ctx: int) -> MovedResult:
+    async def evict(self, ctx: int = 0, cid: int = 0) -> MovedResult:
         """Give a context's frames back in every tier, without copying anything: it is computed again when it is used."""
-        return await self._invoke("evict", CtxArgs(ctx), MovedResult)
+        return await self._invoke("evict", LookArgs(ctx, cid), MovedResult)
 
     async def uname(self) -> UnameResult:
         """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is
