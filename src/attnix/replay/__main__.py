@@ -23,7 +23,17 @@ from .profile import PROFILES, Profile
 from .report import document, plot, table
 from .workload import Workload, from_trace
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 def size_bytes(text: str) -> int:
@@ -76,13 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("trace", type=Path, help="a file of ../shared/traces/, .gz or not")
     parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
-    parser.add_argument("--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames")
+    parser.add_argument(
+        "--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames"
+    )
     parser.add_argument("--hbm", default="", help="bytes of KV, such as 48GiB; then the other tiers are 0 unless given")
     parser.add_argument("--dram", default="", help="bytes; 0: none")
     parser.add_argument("--nvme", default="", help="bytes; 0: none")
     parser.add_argument("--hints", action="store_true", help="tell the kernel when a tool will answer")
     parser.add_argument("--rate", type=float, default=1.0, help="arrivals this many times as fast as recorded")
-    parser.add_argument("--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions")
+    parser.add_argument(
+        "--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
     parser.add_argument("--exact", action="store_true", help="decode one token per pass (slow): see docs/replay.md")

@@ -286,7 +286,9 @@ class Replay:
         self._answering[self._request] = live
         # The device ends the answer; each pass may stand for many tokens of it.
         self._step(
-            Syscall(_CONN, self._request, "generate", calls.GenerateArgs(live.handle, turn.output_tokens + 1, stream=False))
+            Syscall(
+                _CONN, self._request, "generate", calls.GenerateArgs(live.handle, turn.output_tokens + 1, stream=False)
+            )
         )
         return True
 
