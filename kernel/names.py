@@ -343,7 +343,7 @@ class Names:
         """The system goes down: generations on kept contexts stop, and are on record with the tokens they have."""
         for context in list(self._m.contexts.values()):
             if context.kept is not None and context.kept.phase == "running":
-                self._m.finish(context, "suspended")
+                self._m.finish(context, "suspended", at_once=True)  # a pass in flight may take longer than there is
 
     # -- the journal ----------------------------------------------------------------------------------------------
 
