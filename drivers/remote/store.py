@@ -212,7 +212,7 @@ class RemoteStore:
         arrived meanwhile still counts."""
         ready = {fd for fd, _ in self._poll.poll(0)}
         for lane, (sock, _) in list(self._watched.items()):
-            if lane.socket is sock and sock.fileno() in ready:
+            if sock.fileno() in ready and lane.socket is sock:
                 lane.service(self._clock())
         now_ns = self._clock()
         for lane in self._lanes:

@@ -456,6 +456,8 @@ def _moved(tier: Tier, root: int) -> list[Tag]:
         ({"ttl_s": -1}, "ttl_s"),
         ({"identity": "00"}, "identity"),
         ({"tls": True}, "tls"),
+        ({"backoff_ms": float("inf")}, "backoff_ms"),
+        ({"window_bytes": "8M"}, "window_bytes"),
         ({"layers": 3}, "layers"),
         ({"password_file": "/nowhere/at/all"}, "password_file"),
     ],
@@ -565,8 +567,8 @@ def test_a_server_killed_in_the_middle_fails_the_rest_and_is_used_again_when_it_
 
     tier.begin("read", list(range(8)))
     server.kill()
-    done = tier.wait()
-    assert isinstance(done, TransferDone) and set(codes(done)) <= {E.EIO}
+    end = tier.wait()
+    assert isinstance(end, TransferDone) and set(codes(end)) <= {E.EIO}
     assert codes(tier.run("read", [1])) == [E.EIO]
     server.start()
     tier.until(lambda: tier.exists([1]) == [False] and tier.counts("breaker") == (0,))
