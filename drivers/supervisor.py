@@ -393,7 +393,7 @@ class _Device:
         if self._closing:
             return
         self.epoch += 1
-        if self.epoch > 1 and self.spec.arena == "lost":
+        if self.epoch > 1 and self.spec.arena == "lost" and self._owns_arena:
             self._spoil_arena()
         callbacks = LifeCallbacks(self._on_up, self._on_answered, self._on_ended, self._log)
         try:
