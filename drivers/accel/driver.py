@@ -53,7 +53,7 @@ class AccelConfig(NamedTuple):
     slots, entries  layout of the page-table rows (kernel/geometry.py)
     block_tokens  tokens per frame
     dtype         of the packed weights: float32 | bfloat16
-    kv_dtype      of the frames: float32 | bfloat16
+    kv_dtype      of the frames: float32 | bfloat16 | int8
     numerics      fast | invariant
     threads       0: one per core
     cache_dir     where content digests are kept between runs; "": nowhere

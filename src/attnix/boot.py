@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import uvloop
 
@@ -36,7 +36,7 @@ from attnix.boot_tiers import (
     parse_sim_tier,
     register_policies,
 )
-from attnix.drivers.accel.config import ELEMENT_BYTES, ModelConfig
+from attnix.drivers.accel.config import KvDtype, ModelConfig
 from attnix.drivers.accel.metadata import load_config
 from attnix.drivers.accel.model_files import ModelError
 from attnix.drivers.dram import DramSpec, machine_bytes
@@ -191,7 +191,7 @@ def shape_of(options: Options) -> Shape:
     except ModelError as error:
         raise BootError(str(error)) from error
     window = min(options.window_tokens or config.window, config.window)
-    kv = KvShape(config.layers, config.kv_heads, config.head_dim, ELEMENT_BYTES[options.kv_dtype])
+    kv = config.kv_shape(cast(KvDtype, options.kv_dtype))
     rope = f"theta={config.rope_theta!r} scaling={config.rope_scaling!r} sliding={config.sliding_window!r}"
     return Shape(Path(path).name, path, config.arch, kv, window, config.vocab, rope)
 
