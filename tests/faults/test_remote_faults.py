@@ -356,6 +356,9 @@ def test_frames_that_do_not_exist_are_refused(server: Server, tier_of: TierOf) -
     wrong = transfer("read", 99, [1])._replace(arena=DRAM + 1)
     tier.store.submit(wrong)
     assert tier.wait() == TransferDone(0, 99, ((0, E.EINVAL),), 0, 0)
+    beyond = FRAMES.to_bytes(4, "little") + (1).to_bytes(4, "little")
+    tier.store.submit(transfer("write", 98, [1])._replace(pairs=beyond))
+    assert tier.wait() == TransferDone(0, 98, ((0, E.EINVAL),), 0, 0)
     assert bytes(tier.arena) == before
 
 
@@ -556,7 +559,7 @@ def test_protocol_bytes_that_a_proxy_corrupts_cost_items_and_a_deadline_at_most(
 def test_a_server_killed_in_the_middle_fails_the_rest_and_is_used_again_when_it_is_back(
     server: Server, proxy: Proxy, tier_of: TierOf
 ) -> None:
-    tier = tier_of(tcp(proxy.port))
+    tier = tier_of(tcp(proxy.port), window_bytes=3 * SIZE)
     tier.run("write", list(range(8)))
     proxy.cut_at = 3 * SIZE
     done = tier.run("read", list(range(8)))
