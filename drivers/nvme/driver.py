@@ -28,11 +28,11 @@ from .config import NvmeConfig
 from .engine import Engine, Operation, Region, ThreadEngine, Verb, new_region
 from .inventory import measure, scan
 from .jobs import DirectRead, Job, Scrub, StoredRead, StoredWrite, group_layers
+from .rates import Rates
 from .ring_engine import RingEngine, RingUnavailable
 from .slot_file import FileState, SlotFile
 
 INVENTORY_BYTES: Final = 4 << 20  # of one message
-RATE_BYTES: Final = 1 << 20  # a transfer that moved less says nothing about bandwidth
 _READS_IN_A_ROW: Final = 3  # for one write, while both are waiting
 _NOTICE_EVERY: Final = 8  # results between two looks for room in the queue
 
@@ -70,7 +70,7 @@ class NvmeDriver:
         found = scan(self._engine, self._file, self._heads, self._depth)
         self._inventory = found.slots
         self._generation = found.highest_generation + 1
-        self._measured = measure(self._engine, self._file, found, self._depth)
+        self._rates = Rates(measure(self._engine, self._file, found, self._depth))
 
         self._waiting: deque[Job] = deque()  # for a slot or frame that an earlier one uses
         self._busy: set[int] = set()  # slots and frames of started jobs
@@ -113,7 +113,7 @@ class NvmeDriver:
 
     def probe(self) -> Probe:
         way = "direct" if self._file.direct else "buffered"
-        measured = self._measured
+        measured = self._rates.measured
         return Probe(
             protocol=PROTOCOL_VERSION,
             kind="nvme",
@@ -148,9 +148,9 @@ class NvmeDriver:
     def health(self) -> dict[str, int]:
         return {
             **self._counters,
-            "read_bytes_s": self._measured.read_bytes_s,
-            "write_bytes_s": self._measured.write_bytes_s,
-            "latency_ns": self._measured.latency_ns,
+            "read_bytes_s": self._rates.measured.read_bytes_s,
+            "write_bytes_s": self._rates.measured.write_bytes_s,
+            "latency_ns": self._rates.measured.latency_ns,
             "queue_depth": self._depth,
             "under_way": self._under_way,
             "waiting_transfers": len(self._waiting),
@@ -250,6 +250,8 @@ class NvmeDriver:
             batch.append(operation)
         if batch:
             self._engine.submit(batch)
+            if self._under_way == 0:
+                self._rates.begin()
             self._under_way += len(batch)
             self._counters["operations"] += len(batch)
             self._counters["deepest_queue"] = max(self._counters["deepest_queue"], self._under_way)
@@ -342,11 +344,7 @@ class NvmeDriver:
         else:
             counters["direct_frames" if isinstance(job, DirectRead) else "read_frames"] += frames
             counters["read_bytes"] += done.moved_bytes
-        if done.moved_bytes >= RATE_BYTES and done.elapsed_ns > 0:
-            field = "write_bytes_s" if job.verb is Verb.WRITE else "read_bytes_s"
-            rate = done.moved_bytes * 10**9 // done.elapsed_ns
-            old = getattr(self._measured, field)
-            self._measured = self._measured._replace(**{field: old + (rate - old) // 4 if old else rate})
+        self._rates.note(job.verb, done.moved_bytes, self._under_way == 0)
 
     # -- what can be wrong ----------------------------------------------------------------------------------------
 
