@@ -136,7 +136,11 @@ class World:
 
     async def event(self, kind: type[T], device: int, n: int = 1) -> T:
         def found() -> list[T]:
-            return [e for e in self.events if isinstance(e, kind) and getattr(e, "device", None) == device][n - 1 : n]
+            matching: list[T] = []
+            for event in self.events:
+                if isinstance(event, kind) and getattr(event, "device", None) == device:
+                    matching.append(event)
+            return matching[n - 1 : n]
 
         return (await self.until(found))[0]
 
