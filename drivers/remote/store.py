@@ -38,7 +38,7 @@ from .resp import Buffer, Kind, ProtocolError, Reply, request, set_request
 
 NAME_VERSION: Final = 1
 _FRAME_0: Final = struct.pack("<i", 0)
-_RATE_BYTES: Final = 256 << 10  # a transfer that moved less says nothing about bandwidth
+_RATE_OBJECTS: Final = 4  # a transfer of fewer says more about latency than about bandwidth
 _TEST_BYTES: Final = 2 << 20  # written and read at the start to measure the store, at least one object
 _TEST_PINGS: Final = 5
 _TEST_TTL_MS: Final = 10_000
@@ -368,8 +368,8 @@ class RemoteStore:
             if self._is_down and self.breaker.state is BreakerState.CLOSED:
                 self._is_down = False
                 self._log("info", "is back")
-        if job.moved_bytes >= _RATE_BYTES and not job.failed and elapsed_ns > 0:
-            self._learn_rate(job.verb, job.moved_bytes, elapsed_ns)
+        if job.moved_bytes and not job.failed and elapsed_ns > 0:
+            self._learn(job.verb, job.moved_bytes, elapsed_ns)
         job.finish(job, elapsed_ns)
 
     def _finish(
@@ -379,9 +379,15 @@ class RemoteStore:
             self._gates.store(transfer.gate, transfer.ticket, GATE_FAILED if failed else self.format.layers)
         self.done.append(TransferDone(0, transfer.seq, failed, moved_bytes, elapsed_ns))
 
-    def _learn_rate(self, verb: str, moved_bytes: int, elapsed_ns: int) -> None:
-        seen, known = moved_bytes * 10**9 // elapsed_ns, self.rates_bytes_s[verb]
-        self.rates_bytes_s[verb] = seen if not known else (3 * known + seen) // 4
+    def _learn(self, verb: str, moved_bytes: int, elapsed_ns: int) -> None:
+        """From a transfer of several objects the bandwidth, from one of few what it takes beyond its bytes."""
+        known = self.rates_bytes_s[verb]
+        if not known or moved_bytes >= _RATE_OBJECTS * self.format.stored_bytes:
+            seen = moved_bytes * 10**9 // elapsed_ns
+            self.rates_bytes_s[verb] = (3 * known + seen) // 4 if known else seen
+        else:
+            beyond_ns = max(0, elapsed_ns - moved_bytes * 10**9 // known)
+            self.latency_ns = (7 * self.latency_ns + beyond_ns) // 8 if self.latency_ns else beyond_ns
 
     # -- the store's health ----------------------------------------------------------------------------------------
 
@@ -466,7 +472,7 @@ class RemoteStore:
                 began_ns = self._clock()
                 if not self._ask(lane, parts, kind):
                     break
-                self._learn_rate(verb, count * size, max(1, self._clock() - began_ns))
+                self._learn(verb, count * size, max(1, self._clock() - began_ns))
             self._ask(self._writing, removals, Kind.INTEGER)
 
     def _ask(self, lane: Lane, what: Sequence[tuple[Sequence[Buffer], memoryview | None]], kind: Kind) -> bool:

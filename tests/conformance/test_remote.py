@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from attnix.drivers.channel import Channel
+from attnix.drivers.conformance_tier import CHECKS, MIN_FRAMES, TierRig, Traits
 from attnix.drivers.memfd import create_memfd, map_shared
 from attnix.drivers.messages import decode_health, decode_moved, decode_probe, transfer_message
+from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.drivers.stored import StoredFormat
 from attnix.kernel.errors import E
 from attnix.kernel.events import Transfer
-from attnix.kernel.tag import GATE_FAILED, GATES, Tag, gate_value
+from attnix.kernel.tag import GATE_FAILED, GATES, Tag, gate_value, unpack_tag
 
 BLOCK_TOKENS, LAYERS, FRAME_BYTES, FRAMES, DRAM = 16, 30, 368_640, 32, 1  # SmolLM2-135M's blocks in bfloat16
 IDENTITY = bytes(range(16))
@@ -224,3 +226,57 @@ def test_it_dies_with_its_channel_even_in_the_middle(server: dict[str, str]) -> 
     driver.channel.send(transfer_message(Transfer(0, 1, "write", DRAM, bytes(8), tag_of(0), -1, 0)))
     driver.close()
     assert driver.process.returncode != -signal.SIGKILL
+
+
+# -- the suite of all tiers -------------------------------------------------------------------------------------------
+
+
+class RemoteRig(TierRig):
+    """The suite's rig, which can rot an object: it remembers which block its frames were last given."""
+
+    def __init__(self, url: str, port: int) -> None:
+        self._port = port
+        self._blocks: dict[int, int] = {}
+        super().__init__(
+            DriverSpec(
+                device=2,
+                name="remote0",
+                argv=driver_argv("attnix.drivers.remote"),
+                config={"url": url, "capacity_frames": MIN_FRAMES, "deadline_ms": 2000},
+                arena_bytes=0,
+                rows_bytes=0,
+                tier="remote",
+            ),
+            StoredFormat(3 * 20_000, 3, BLOCK_TOKENS, IDENTITY),
+            traits=Traits(keeps_private=False, survives_restart=False, is_addressed=False),
+            flip=self._rot,
+        )
+
+    def write(self, *blocks: tuple[int, int]) -> None:
+        self._blocks |= {frame: number for number, frame in blocks}
+        super().write(*blocks)
+
+    def _rot(self, frame: int, offset: int) -> None:
+        tag = unpack_tag(self.tag(self._blocks[frame]), BLOCK_TOKENS)
+        name = f"attnix:1:{IDENTITY.hex()}:{tag.root.hex()}:{tag.key.hex()}".encode()
+        byte = self._ask(b"GETRANGE", name, b"%d" % offset, b"%d" % offset)
+        assert byte.startswith(b"$1\r\n")
+        size = b":%d\r\n" % self.format.stored_bytes
+        assert self._ask(b"SETRANGE", name, b"%d" % offset, bytes([byte[4] ^ 0x40])) == size
+
+    def _ask(self, *words: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", self._port), PATIENCE_S) as sock:
+            sock.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+            return sock.recv(4096)
+
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def rig(request: pytest.FixtureRequest, server: dict[str, str]) -> Iterator[RemoteRig]:
+    rig = RemoteRig(server[request.param], int(server["tcp"].rpartition(":")[2]))
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_network_tier_conforms(name: str, rig: RemoteRig) -> None:
+    CHECKS[name](rig)

@@ -682,6 +682,16 @@ def test_the_test_at_the_start_measures_and_leaves_nothing(server: Server, tier_
     assert server.ask(b"DBSIZE") == b":0\r\n"
 
 
+def test_transfers_measure_too(server: Server, tier_of: TierOf) -> None:
+    """A store that was not there at the start is learnt from use."""
+    tier = tier_of(tcp(server.port))
+    tier.run("write", list(range(FRAMES)))
+    tier.run("read", list(range(FRAMES)))
+    assert min(tier.counts("read_bytes_s", "write_bytes_s")) > 10_000_000
+    assert tier.counts("latency_ns") == (0,)
+    tier.until(lambda: tier.run("read", [1]).failed == () and tier.counts("latency_ns")[0] > 0)
+
+
 # -- the parts ----------------------------------------------------------------------------------------------------------
 
 
