@@ -53,14 +53,14 @@ def test_table_and_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_what_is_refused(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(trace), "--capacity", "5%", "--hbm", "1GiB"]) == 1
     assert main([str(trace), "--hbm", "1KiB"]) == 1
     assert main([str(tmp_path / "none.jsonl")]) == 1
     assert "none.jsonl" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as wrong:
-        main([str(trace), "--policy", "clairvoyant"])
-    assert wrong.value.code == 2
-    assert "lru" in capsys.readouterr().err
+    for usage, told in ((["--policy", "clairvoyant"], "lru"), (["--capacity", "5%", "--hbm", "1GiB"], "--hbm")):
+        with pytest.raises(SystemExit) as wrong:
+            main([str(trace), *usage])
+        assert wrong.value.code == 2
+        assert told in capsys.readouterr().err
 
 
 def test_sizes() -> None:
