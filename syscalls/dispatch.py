@@ -309,7 +309,7 @@ class Dispatcher:
                     whole = GenerateResult("killed", stream.tokens, "", Usage(), 0)
                     self._on_reply(Reply(client.conn, request, 0, whole))
                 else:
-                    detail: Detail = {"message": f"{route.name}: the system is going down"}
+                    detail: Detail = {"message": f"{route.name}: the system is going down", "going_down": 1}
                     self._on_reply(Reply(client.conn, request, E.ECANCELED, detail))
         self._flush()
 
@@ -449,7 +449,8 @@ class Dispatcher:
     def _prepare(self, client: Client, request: int, route: Route, args: Any) -> bool:
         """What some requests need before the kernel sees them; False when it is not to see this one, or not yet."""
         if not self.accepting:
-            self._send(client, wire.reply(request, E.ECANCELED, {"message": "the system is going down"}))
+            detail: Detail = {"message": "the system is going down", "going_down": 1}
+            self._send(client, wire.reply(request, E.ECANCELED, detail))
             return False
         if len(client.outstanding) >= MAX_REQUESTS:
             self._send(client, wire.reply(request, *wire.refuse_crowd()))
