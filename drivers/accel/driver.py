@@ -31,7 +31,7 @@ from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
 from attnix.kernel.tag import GATES
 
-from ..memfd import advise_huge_pages, map_read_only, map_shared
+from ..memfd import advise_huge_pages, map_read_only, map_shared, populate_aside
 from ..protocol import PROTOCOL_VERSION, Probe
 from ..serve import ConfigError, DriverArguments
 from .config import ELEMENT_BYTES, KvDtype
@@ -339,5 +339,6 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
     dram = map_shared(config.dram_fd) if config.dram_fd >= 0 else None
     if dram is not None:
         advise_huge_pages(dram)
+        populate_aside(dram)
     gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
     return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
