@@ -60,12 +60,22 @@ class Resume(NamedTuple):
 
 
 class DriverUp(NamedTuple):
-    """An accel answered its probe.  `arena` is "kept" when frames written before survived, else "lost"."""
+    """A driver answered its probe.  `arena` is "kept" when frames written before survived, else "lost".
+
+    engine        how it does its work, for people
+    capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena
+    read_bytes_s, write_bytes_s, latency_ns  what it measured of itself at its start; 0: nothing yet
+    """
 
     device: int
     epoch: int
     driver_pid: int
     arena: str
+    engine: str = ""
+    capabilities: tuple[str, ...] = ()
+    read_bytes_s: int = 0
+    write_bytes_s: int = 0
+    latency_ns: int = 0
 
 
 class DriverDown(NamedTuple):

@@ -190,7 +190,10 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 def test_a_block_goes_down_two_tiers_and_comes_back(kind: str, tmp_path: Path) -> None:
     async def test() -> None:
         async with running(tier() if kind == "sim" else nvme(tmp_path)) as world:
-            assert world.events[0] == DriverUp(DRAM, 1, 0, "kept")
+            assert world.events[0] == DriverUp(DRAM, 1, 0, "kept", world.supervisor.dram_pages)
+            up = await world.event(DriverUp, TIER)
+            assert "direct" in up.capabilities or kind == "nvme", "frames of 32 bytes have no place for O_DIRECT"
+            assert up.engine.startswith(("sim/", "uring/", "threads/"))
             await world.demote(1, slot=4)
             assert world.stored(1)[32:48] == IDENTITY and world.stored(1)[4096 : 4096 + FRAME_BYTES] == world.frame(1)
             assert not (await world.move(TIER, "read", 4, 5, 1)).failed
