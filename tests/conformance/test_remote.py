@@ -58,7 +58,7 @@ class Process:
         self.process = subprocess.Popen(
             [
                 sys.executable, "-m", "attnix.drivers.remote", "--channel", str(theirs.fileno()),
-                "--arena", str(arena_fd), "--rows", str(rows_fd), "--config", json.dumps(given | config),
+                "--arena", str(arena_fd), "--rows", str(rows_fd), "--config", json.dumps(given | {"deadline_ms": 5000} | config),
             ],
             pass_fds=(theirs.fileno(), arena_fd, rows_fd, gates_fd), stderr=subprocess.PIPE,
         )  # fmt: skip
