@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] drivers/nvme/csrc/*.[ch] kernel/_core_build.py drivers/_stored_build.py drivers/nvme/_uring_build.py drivers/accel/cpu/_cpu_build.py)
 
-.PHONY: help venv build model demo test check fmt bench grind asan gpu docs peers dist clean
+.PHONY: help venv build model demo test check fmt bench replay-tables grind asan gpu docs peers dist clean
 
 help:
 	@echo "make demo    set up, get the default model, run the demo"
@@ -84,6 +84,11 @@ bench: model
 	$(BIN)/attnix bench core
 	$(BIN)/attnix bench syscall
 	$(BIN)/attnix bench decode
+
+# Every trace through every policy, into docs/replay.md.  Takes an hour on two cores.
+TRACES ?= ../shared/traces
+replay-tables: build
+	$(BIN)/python -m attnix.replay.tables $(TRACES) docs/replay.md
 
 # Random system calls against a real daemon's kernel for a long time.
 grind: build
