@@ -40,11 +40,17 @@ def request(
 
 
 def replay(
-    requests: Sequence[Request], frames: int = 100, *, exact: bool = False, policy: str = "lru", check: bool = True
+    requests: Sequence[Request],
+    frames: int = 100,
+    *,
+    exact: bool = False,
+    policy: str = "lru",
+    check: bool = True,
+    hints: bool = False,
 ) -> Result:
     """check: fsck after every step of the kernel."""
     workload = from_requests("paper", requests, BLOCK)
-    return Replay(workload, PROFILE, Frames(frames), policy, exact=exact, check=check).run()
+    return Replay(workload, PROFILE, Frames(frames), policy, exact=exact, check=check, hints=hints).run()
 
 
 def us(seconds: float) -> int:

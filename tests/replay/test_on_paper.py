@@ -6,7 +6,10 @@ import random
 
 import pytest
 
+from attnix.kernel.evict.protocol import KIND_TOOL, KIND_TURN
+from attnix.replay import engine
 from attnix.replay.metrics import quantiles
+from attnix.traces import TOOL, TURN
 
 from .paper import B, K, decode, prefill, replay, request, us
 
@@ -108,6 +111,21 @@ def test_nobody_is_answered_before_its_time() -> None:
     result = replay([request(100 * i, [i], 4, 5) for i in range(20)])
     assert us(result.ttft_s.p50) * US >= K + prefill(4)
     assert us(result.makespan_s) * US >= 20 * (prefill(4) - B)
+
+
+def test_hints_say_when_a_tool_will_answer_and_nothing_of_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is told how each turn but the last ended; with hints, also when the next one comes if a tool was called."""
+    noted: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine, "note_turn", lambda kernel, context, kind, due_ns: noted.append((kind, due_ns)))
+    turns = [
+        request(0, [0], 4, 1, session=0, turn=1, ends=TOOL),
+        request(0, [0, 1], 8, 1, session=0, turn=2, think_us=700, ends=TURN),
+        request(0, [0, 1, 2], 12, 1, session=0, turn=3, think_us=300),
+    ]
+    first = K + prefill(4) + decode(4)
+    replay(turns, hints=True)
+    replay(turns)
+    assert noted == [(KIND_TOOL, first + 700 * US), (KIND_TURN, 0), (KIND_TOOL, 0), (KIND_TURN, 0)]
 
 
 def test_percentiles_are_nearest_rank() -> None:

@@ -35,6 +35,7 @@ from attnix.kernel.events import (
     TransferDone,
 )
 from attnix.kernel.evict import registry
+from attnix.kernel.evict.protocol import KIND_TOOL
 from attnix.kernel.look import vmstat
 from attnix.kernel.params import ABI_VERSION
 from attnix.kernel.step import Kernel
@@ -195,9 +196,19 @@ class Replay:
         }
         self._gate_ns: dict[tuple[int, int], int] = {}
         for device in range(len(tiers)):
-            self._step(DriverUp(device, 1, 1 + device, "kept"))
+            self._step(self._up(device))
         self._step(Connect(_CONN, 0, 0, 1))
         self._call("hello", calls.HelloArgs("replay", ABI_VERSION))
+
+    def _up(self, device: int) -> DriverUp:
+        """A device's driver, with what it has measured of itself: the profile's numbers."""
+        out, into = self.links.get((device, "read")), self.links.get((device, "write"))
+        if out is None or into is None:
+            return DriverUp(device, 1, 1 + device, "kept")
+        return DriverUp(
+            device, 1, 1 + device, "kept", "simulated", (), round(out.link.bytes_per_s), round(into.link.bytes_per_s),
+            out.link.latency_ns,
+        )  # fmt: skip
 
     # -- the clock ------------------------------------------------------------------------------------------------
 
@@ -342,7 +353,7 @@ class Replay:
 
     def _answered(self, live: Live, reply: Reply) -> None:
         """The answer is complete.  Called in the middle of the kernel's effects, so what follows comes as an event."""
-        if reply.code or live.context is None:
+        if reply.code or live.context is None or reply.result[0] != "stop":  # type: ignore[index]
             raise RuntimeError(f"request {live.turn.number} failed: {reply}")
         turn = live.turn
         result = self.result
@@ -363,7 +374,8 @@ class Replay:
             pause_ns = turns[live.at].pause_ns
             live.pauses_ns += pause_ns
             if live.context is not None:
-                note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if self._hints else 0)
+                known = self._hints and kind == KIND_TOOL
+                note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if known else 0)
             self._at(self.now_ns + pause_ns, _Arrival(live))
             return
         self._job_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
