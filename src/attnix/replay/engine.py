@@ -237,9 +237,10 @@ class Replay:
 
     def _step(self, event: Event) -> list[Effect]:
         effects = self.kernel.step(event, self.now_ns)
+        passes: list[Exec] = []  # begun last: how far one may run depends on what else has been started
         for effect in effects:
             if type(effect) is Exec:
-                self._exec(effect)
+                passes.append(effect)
             elif type(effect) is Reply:
                 live = self._answering.pop(effect.request, None)
                 if live is not None:
@@ -248,6 +249,8 @@ class Replay:
                 self._transfer(effect)
             elif type(effect) is SetTimer:
                 self._at(max(effect.at_ns, self.now_ns + 1), Timer(effect.timer))
+        for work in passes:
+            self._exec(work)
         if self._check:
             problems = self.kernel.fsck()
             if problems:
