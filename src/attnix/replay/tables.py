@@ -52,7 +52,7 @@ def commands() -> list[tuple[str, list[str]]]:
             continue
         for capacity in CAPACITIES:
             found.append((case.trace, [*case.options, "--capacity", capacity, "--policy", policies]))
-            if case.agents:
+            if case.agents and "learned" in policy_names():
                 found.append((case.trace, [*case.options, "--capacity", capacity, "--policy", policies, "--hints"]))
         if has_tiers():
             found.append((case.trace, [*case.options, "--policy", policies]))
