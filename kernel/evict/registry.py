@@ -11,7 +11,20 @@ from .protocol import EvictionPolicy
 Factory = Callable[[], EvictionPolicy]
 
 DEFAULT: Final = "learned"
-BUILT_IN: Final = ("arc", "cost", "fifo", "learned", "lfu", "lru", "priority", "reuse", "s3fifo", "sieve", "slru", "ttl")
+BUILT_IN: Final = (
+    "arc",
+    "cost",
+    "fifo",
+    "learned",
+    "lfu",
+    "lru",
+    "priority",
+    "reuse",
+    "s3fifo",
+    "sieve",
+    "slru",
+    "ttl",
+)
 _registered: dict[str, Factory] = {}
 
 

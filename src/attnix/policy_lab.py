@@ -328,7 +328,9 @@ def run(tape: Tape, policy: EvictionPolicy, capacity_frames: int, hints: str = K
 def optimum(tape: Tape, capacities: Sequence[int]) -> list[float]:
     """Belady's MIN with bypass per capacity in frames (see the head of this file): token hit ratios no policy can exceed."""
     soon = np.full(tape.distinct, NEVER, dtype=np.int64)
-    runs: list[list[tuple[int, int, int]]] = []  # per request: (next request, first, end) of blocks wanted again together
+    runs: list[
+        list[tuple[int, int, int]]
+    ] = []  # per request: (next request, first, end) of blocks wanted again together
     for number in range(len(tape.paths) - 1, -1, -1):
         path = tape.paths[number]
         later = soon[path]
@@ -363,7 +365,7 @@ def _belady(tape: Tape, runs: list[list[tuple[int, int, int]]], capacity: int) -
 
 
 def capacity_of(text: str, distinct: int) -> int:
-    """"5%" of the distinct blocks, or a number of frames; at least one."""
+    """ "5%" of the distinct blocks, or a number of frames; at least one."""
     if text.endswith("%"):
         return max(1, round(distinct * float(text[:-1]) / 100))
     return max(1, int(text))
@@ -387,7 +389,9 @@ def main(argv: Sequence[str] | None = None, echo: Callable[[str], object] = prin
         for capacity, ratio in zip(capacities, best, strict=True):
             echo(json.dumps({"policy": "optimum", "capacity_frames": capacity, "hit_ratio": ratio}))
     else:
-        echo(f"{args.trace.name}: {len(tape.paths):,} requests, {tape.distinct:,} distinct blocks of {tape.block_tokens}")
+        echo(
+            f"{args.trace.name}: {len(tape.paths):,} requests, {tape.distinct:,} distinct blocks of {tape.block_tokens}"
+        )
         echo(f"{'% of tokens hit':22}" + "".join(f"{text:>9}" for text in args.capacity.split(",")))
         echo(f"{'optimum':22}" + "".join(f"{100 * ratio:9.2f}" for ratio in best))
     for name in args.policy.split(","):
