@@ -1,9 +1,10 @@
 """The paged forward pass of the Llama family on CPU: one C call per pass, over all layers.
 
 A pass is described by kernel/batch.py's records.  Frames are `[F, L, 2, Hkv, P, D]` (frame-major, 0 = K, 1 = V, keys
-rotated at their home position); page-table rows are read in place, in shared memory.  The compute is in
-`cpu/csrc/` (start with forward.c).  All products run there at every number of rows: with weights packed once the C
-kernels reach the multiply peak of the core from four rows up, above torch's, and need no second copy of the weights.
+rotated at their home position; int8 with float32 scales [2, Hkv, P] after each layer); page-table rows are read in place,
+in shared memory.  The compute is in `cpu/csrc/` (start with forward.c).  All products run there at every number of rows:
+with weights packed once the C kernels reach the multiply peak of the core from four rows up, above torch's, and need no
+second copy of the weights.
 
 Numerics: on this engine `fast` and `invariant` run the same code.  Every sum has one fixed order that depends on the
 row alone (see engine.h), which costs nothing here, so a row's logits are the same to the bit whatever else is in the

@@ -173,6 +173,8 @@ def test_probe(tiny_model: Tiny, backend: Any) -> None:
     assert probe.frame_bytes == 2 * 3 * 2 * 16 * 16 * 2  # K and V, layers, KV heads, tokens, head_dim, bytes
     assert (probe.capacity_frames, probe.vocab_tokens, probe.kind) == (128, 300, "accel")
     assert probe.fingerprint == fingerprint([path / "model.safetensors"], load_config(path), None)
+    smaller = backend(path, dtype="int8").backend.probe()
+    assert smaller.frame_bytes == 2 * 3 * 2 * 16 * (16 + 4)  # a byte a value, a float32 a head and token
     assert probe.engine.startswith("cpu/") and probe.engine.endswith("/bfloat16")
 
 

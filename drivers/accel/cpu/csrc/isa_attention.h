@@ -197,11 +197,11 @@ static void score_block(const ax_engine *e, const ax_task *task, const ax_span *
         scores_table[e->kv_kind][q->mr](words, a, k, s->scores + p);
 }
 
-AX_INLINE int is_thin(int kind, int rows, int words) {
+AX_INLINE int is_thin(const ax_engine *e, int rows, int words) {
 #if AX_PAIRED
-    return kind == AX_BF16 && rows <= THIN_ROWS && words % 4 == 0;
+    return e->kv_kind == AX_BF16 && rows <= THIN_ROWS && words % (e->s.kv_dtype == AX_INT8 ? 8 : 4) == 0;
 #else
-    (void)kind, (void)rows, (void)words;
+    (void)e, (void)rows, (void)words;
     return 0;
 #endif
 }
@@ -210,9 +210,10 @@ AX_INLINE int is_thin(int kind, int rows, int words) {
 AX_INLINE void thin_tile(const ax_engine *e, const ax_task *task, const ax_span *span, int at, const tile_t *t,
                          const tile_t *next, const ax_rows *q, int depth, int words, float scale, ax_scratch *s) {
 #if AX_PAIRED
-    thin_scores_table[q->mr](t, next, words, q->data, s->scores);
+    const int narrow = e->s.kv_dtype == AX_INT8;
+    thin_scores_table[narrow][q->mr](t, next, words, q->data, s->scores);
     softmax_block(e, task, span, at, t, 0, q->mr, scale, s);
-    thin_values_table[q->mr](t, next, e, (const uint32_t *)s->p, s->out, depth, s->alpha);
+    thin_values_table[narrow][q->mr](t, next, e, (const uint32_t *)s->p, s->out, depth, s->alpha);
 #else
     (void)e, (void)task, (void)span, (void)at, (void)t, (void)next, (void)q, (void)depth, (void)words, (void)scale, (void)s;
 #endif
@@ -239,9 +240,9 @@ static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *
         tile_t *t = &tiles[now], *next = &tiles[now ^ 1];
         if (at + AX_TILE < end || follower == NULL) entry = tile_at(e, task, layer, at + AX_TILE, entry, next);
         else tile_at(e, follower, layer, first_tile(e, follower), 0, next);
-        if (e->s.kv_dtype == AX_INT8) widen_tile(t, head_dim, (uint16_t *)s->widened);
-        int thin = is_thin(kind, rows, words) && !t->mixed;
+        int thin = is_thin(e, rows, words) && !t->mixed;
         if (!thin) {
+            if (e->s.kv_dtype == AX_INT8) widen_tile(t, head_dim, (uint16_t *)s->widened);
             pack_keys(t, next, words, (uint32_t *)s->k_panels);
             pack_values(t, next, e, (uint32_t *)s->v_panels);
         }

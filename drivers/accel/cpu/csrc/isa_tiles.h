@@ -47,6 +47,22 @@ static int gather_tile(const ax_engine *e, const ax_span *span, int layer, int k
     return entry;
 }
 
+AX_INLINE void widen_row(const int8_t *x, uint16_t *y, int n) {
+    int i = 0;
+#if AX_PAIRED
+    for (; i + 32 <= n; i += 32) {
+        __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(x + i))));
+        __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(x + i + 16))));
+        __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+        memcpy(y + i, &both, 64);
+    }
+#endif
+    for (; i < n; i++) {
+        union { float f; uint32_t u; } v = {.f = (float)x[i]};
+        y[i] = (uint16_t)(v.u >> 16);
+    }
+}
+
 /* Make a tile of int8 rows one of bfloat16 rows in `to` [2][AX_TILE][D]: the integers as they are, which bfloat16 holds
  * exactly.  The scales are for the scores and the probabilities, where they cost one multiplication a position. */
 static void widen_tile(tile_t *t, int head_dim, uint16_t *to) {
@@ -55,10 +71,7 @@ static void widen_tile(tile_t *t, int head_dim, uint16_t *to) {
         const int8_t *row[2] = {(const int8_t *)t->key[i], (const int8_t *)(t->key[i] + t->value)};
         uint16_t *wide = to + (size_t)i * (size_t)head_dim;
         for (int plane = 0; plane < 2; plane++)
-            for (int d = 0; d < head_dim; d++) {
-                union { float f; uint32_t u; } v = {.f = (float)row[plane][d]};
-                wide[(size_t)plane * value + (size_t)d] = (uint16_t)(v.u >> 16);
-            }
+            widen_row(row[plane], wide + (size_t)plane * value, head_dim);
         t->key[i] = (const uint8_t *)wide;
     }
     t->value = value * sizeof *to;
@@ -171,7 +184,41 @@ static void pack_values(const tile_t *t, const tile_t *next, const ax_engine *e,
  * rows of a decode task, storing and reloading panels costs more than the products. */
 enum { THIN_ROWS = 8 };
 
-AX_INLINE void thin_scores(const int mr, const tile_t *t, const tile_t *next, int words, const uint32_t *q, float *scores) {
+/* Four words of 16 rows of bfloat16 pairs, or of int8 fours, as the pairs along D that are multiplied: 4 or 8 vectors.  A
+ * byte goes to the top of its lane, where the conversion reads it as 2^24 times what it is: one instruction less, and
+ * exact; the sums are scaled back. */
+AX_INLINE void pairs_of_16(const int narrow, const uint8_t *const *row, size_t at, __m512i out[8]) {
+    if (!narrow) {
+        words_of_16(row, at, out);
+        return;
+    }
+    const __m512i low_first = _mm512_set4_epi32(0x0c808080, 0x08808080, 0x04808080, 0x00808080), one = _mm512_set1_epi32(0x01000000);
+    __m512i fours[4];
+    words_of_16(row, at, fours);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i index = low_first;
+        __m512 byte[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            byte[j] = _mm512_cvtepi32_ps(_mm512_shuffle_epi8(fours[i], index));
+            index = _mm512_add_epi32(index, one);
+        }
+        out[2 * i] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32((__m512i)byte[0], 16), (__m512i)byte[1]);
+        out[2 * i + 1] = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32((__m512i)byte[2], 16), (__m512i)byte[3]);
+    }
+}
+
+/* Rows a and b of 16 values each as pairs (a, b). */
+AX_INLINE __m512bh paired_bytes(const int8_t *a, const int8_t *b) {
+    __m512i low = (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)a)));
+    __m512i high = (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)b)));
+    return (__m512bh)_mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low, 16), high);
+}
+
+AX_INLINE void thin_scores(const int mr, const int narrow, const tile_t *t, const tile_t *next, int words, const uint32_t *q,
+                           float *scores) {
+    const int step = narrow ? 8 : 4;
     for (int p = 0; p < t->n; p += 16) {
         const uint8_t *row[16];
         for (int i = 0; i < 16; i++) row[i] = p + i < t->n ? t->key[p + i] : zero_row;
@@ -179,21 +226,22 @@ AX_INLINE void thin_scores(const int mr, const tile_t *t, const tile_t *next, in
         __m512 sum[THIN_ROWS];
 #pragma GCC unroll 8
         for (int m = 0; m < mr; m++) sum[m] = _mm512_setzero_ps();
-        for (int w = 0; w < words; w += 4) {
-            __m512i column[4];
-            words_of_16(row, (size_t)w * 4, column);
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++)
+        for (int w = 0; w < words; w += step) {
+            __m512i column[8];
+            pairs_of_16(narrow, row, (size_t)w * (narrow ? 2 : 4), column);
+#pragma GCC unroll 8
+            for (int i = 0; i < step; i++)
 #pragma GCC unroll 8
                 for (int m = 0; m < mr; m++)
                     sum[m] = _mm512_dpbf16_ps(sum[m], (__m512bh)column[i], (__m512bh)_mm512_set1_epi32((int)q[(w + i) * mr + m]));
         }
 #pragma GCC unroll 8
-        for (int m = 0; m < mr; m++) _mm512_storeu_ps(scores + m * AX_TILE + p, sum[m]);
+        for (int m = 0; m < mr; m++)
+            _mm512_storeu_ps(scores + m * AX_TILE + p, narrow ? _mm512_mul_ps(sum[m], _mm512_set1_ps(0x1p-24f)) : sum[m]);
     }
 }
 
-AX_INLINE void thin_values(const int mr, const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p,
+AX_INLINE void thin_values(const int mr, const int narrow, const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p,
                            float *out, long step, const float *alpha) {
     const pairing_t pair = pairing();
     const size_t plane = t->value;
@@ -206,11 +254,17 @@ AX_INLINE void thin_values(const int mr, const tile_t *t, const tile_t *next, co
 #pragma GCC unroll 2
             for (int j = 0; j < 2; j++) sum[m][j] = (__m512)(vload(out + m * step + d + 16 * j) * alpha[m]);
         for (int i = 0; i < t->n; i += 2) {
-            const uint8_t *second = i + 1 < t->n ? t->key[i + 1] + plane : zero_row;
-            __m512i a = _mm512_maskz_loadu_epi16(lanes, t->key[i] + plane + (size_t)d * 2);
-            __m512i b = _mm512_maskz_loadu_epi16(lanes, second + (size_t)d * 2);
-            __m512bh low = (__m512bh)_mm512_permutex2var_epi16(a, pair.low, b);
-            __m512bh high = (__m512bh)_mm512_permutex2var_epi16(a, pair.high, b);
+            const uint8_t *first = t->key[i] + plane, *second = i + 1 < t->n ? t->key[i + 1] + plane : zero_row;
+            __m512bh low, high;
+            if (narrow) {
+                low = paired_bytes((const int8_t *)first + d, (const int8_t *)second + d);
+                high = n > 16 ? paired_bytes((const int8_t *)first + d + 16, (const int8_t *)second + d + 16) : low;
+            } else {
+                __m512i a = _mm512_maskz_loadu_epi16(lanes, first + (size_t)d * 2);
+                __m512i b = _mm512_maskz_loadu_epi16(lanes, second + (size_t)d * 2);
+                low = (__m512bh)_mm512_permutex2var_epi16(a, pair.low, b);
+                high = (__m512bh)_mm512_permutex2var_epi16(a, pair.high, b);
+            }
             if (d == 0) fetch_rows(next, i, 2, next->value);
 #pragma GCC unroll 8
             for (int m = 0; m < mr; m++) {
@@ -226,18 +280,23 @@ AX_INLINE void thin_values(const int mr, const tile_t *t, const tile_t *next, co
     }
 }
 
-#define AX_THIN(mr)                                                                                                     \
-    static void thin_scores_##mr(const tile_t *t, const tile_t *next, int words, const uint32_t *q, float *scores) {    \
-        thin_scores(mr, t, next, words, q, scores);                                                                     \
+#define AX_THIN(mr, narrow, name)                                                                                       \
+    static void thin_scores_##name##mr(const tile_t *t, const tile_t *next, int words, const uint32_t *q, float *scores) { \
+        thin_scores(mr, narrow, t, next, words, q, scores);                                                             \
     }                                                                                                                   \
-    static void thin_values_##mr(const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p, float *out, \
-                                 long step, const float *alpha) {                                                       \
-        thin_values(mr, t, next, e, p, out, step, alpha);                                                               \
+    static void thin_values_##name##mr(const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p,      \
+                                       float *out, long step, const float *alpha) {                                     \
+        thin_values(mr, narrow, t, next, e, p, out, step, alpha);                                                       \
     }
-AX_THIN(1) AX_THIN(2) AX_THIN(3) AX_THIN(4) AX_THIN(5) AX_THIN(6) AX_THIN(7) AX_THIN(8)
-#define AX_EACH_THIN(f) {NULL, f##1, f##2, f##3, f##4, f##5, f##6, f##7, f##8}
+#define AX_EACH_THIN(narrow, name)                                                                                      \
+    AX_THIN(1, narrow, name) AX_THIN(2, narrow, name) AX_THIN(3, narrow, name) AX_THIN(4, narrow, name)                 \
+    AX_THIN(5, narrow, name) AX_THIN(6, narrow, name) AX_THIN(7, narrow, name) AX_THIN(8, narrow, name)
+AX_EACH_THIN(0, bf16_)
+AX_EACH_THIN(1, int8_)
+#define AX_THIN_ROW(f) {NULL, f##1, f##2, f##3, f##4, f##5, f##6, f##7, f##8}
 
-static void (*const thin_scores_table[])(const tile_t *, const tile_t *, int, const uint32_t *, float *) = AX_EACH_THIN(thin_scores_);
-static void (*const thin_values_table[])(const tile_t *, const tile_t *, const ax_engine *, const uint32_t *, float *, long,
-                                         const float *) = AX_EACH_THIN(thin_values_);
+typedef void (*thin_scores_fn)(const tile_t *, const tile_t *, int, const uint32_t *, float *);
+typedef void (*thin_values_fn)(const tile_t *, const tile_t *, const ax_engine *, const uint32_t *, float *, long, const float *);
+static const thin_scores_fn thin_scores_table[2][THIN_ROWS + 1] = {AX_THIN_ROW(thin_scores_bf16_), AX_THIN_ROW(thin_scores_int8_)};
+static const thin_values_fn thin_values_table[2][THIN_ROWS + 1] = {AX_THIN_ROW(thin_values_bf16_), AX_THIN_ROW(thin_values_int8_)};
 #endif
