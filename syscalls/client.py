@@ -385,7 +385,7 @@ class Context:
 
     @property
     def handle(self) -> int:
-        """What stands for it on the present connection; 0 when it went with an earlier one."""
+        """What stands for it on the present connection; no handle at all when it went with an earlier one."""
         return self.client._handles.now(self.cid, self._handle)
 
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from attnix.kernel import calls as c
 from .abi import Record
 from .exceptions import AttnixError, ConnectionLost
 
+GONE: Final = -1  # no handle, on any connection
 FIRST_DELAY_S: Final = 0.02
 LONGEST_DELAY_S: Final = 1.0
 
@@ -45,7 +46,7 @@ class Handles:
 
     def __init__(self) -> None:
         self._cids: dict[int, int] = {}  # handle of this connection -> cid
-        self._handles: dict[int, int] = {}  # cid -> handle, 0: gone with its connection
+        self._handles: dict[int, int] = {}  # cid -> handle
 
     def learn(self, result: Record) -> None:
         """Take note of the contexts in a call's result."""
@@ -67,7 +68,7 @@ class Handles:
             del self._handles[cid]
 
     def now(self, cid: int, otherwise: int) -> int:
-        """The handle of a context on the present connection; 0 when it is gone."""
+        """The handle of a context on the present connection; GONE when it went with an earlier one."""
         return self._handles.get(cid, otherwise)
 
     def cid(self, handle: int) -> int:
@@ -78,7 +79,7 @@ class Handles:
         """Another connection with these contexts: the others are gone."""
         renewed = Renewed(self._cids, {row.cid: row for row in rows})
         self._cids = {row.ctx: row.cid for row in rows}
-        self._handles = dict.fromkeys(self._handles, 0) | {row.cid: row.ctx for row in rows}
+        self._handles = dict.fromkeys(self._handles, GONE) | {row.cid: row.ctx for row in rows}
         return renewed
 
 
