@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] kernel/_core_build.py drivers/accel/cpu/_cpu_build.py)
+C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] kernel/_core_build.py drivers/_stored_build.py drivers/accel/cpu/_cpu_build.py)
 
 .PHONY: help venv build model demo test check fmt bench grind asan gpu docs peers dist clean
 

@@ -6,7 +6,8 @@ Two wrappers share one plan:
 - `FaultyChannel` inside any driver process, switched on by ATTNIX_DRIVER_FAULTS (a JSON plan): `Channel.from_fd` returns
   it, so that the accel that ships can be made to fail without a line of test code in it.
 
-The plan names passes by number, counted from 0 in each life of the driver, or draws faults from a seed.
+The plan names passes by number, counted from 0 in each life of the driver, or draws faults from a seed.  With other
+`verbs` it is transfers, or both, that are counted and that fail.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .memfd import map_shared
 
 
 class Fault(StrEnum):
-    """What goes wrong with one pass."""
+    """What goes wrong with one pass, or one transfer."""
 
     FAIL = "fail"  # answered "failed", nothing computed
     HANG = "hang"  # never answered, and nothing after it either: the process lives and does not react
@@ -50,6 +51,7 @@ class FaultPlan(NamedTuple):
     faults   exact faults: (epoch, pass) -> Fault; epoch 0 means every life
     seed, rate_permille, kinds  besides these, a pass meets a fault with this probability, one of `kinds` (seeded)
     slow_ns  how late SLOW is
+    verbs    of the messages that are counted (FaultyChannel only)
     """
 
     faults: Mapping[tuple[int, int], Fault] = {}
@@ -57,6 +59,7 @@ class FaultPlan(NamedTuple):
     rate_permille: int = 0
     kinds: tuple[Fault, ...] = ()
     slow_ns: int = 50_000_000
+    verbs: tuple[str, ...] = ("exec",)
 
     def fault_of(self, epoch: int, number: int) -> Fault | None:
         """The fault that pass `number` of life `epoch` meets, if any; the same answer every time."""
@@ -80,6 +83,7 @@ class FaultPlan(NamedTuple):
                 "rate_permille": self.rate_permille,
                 "kinds": [str(kind) for kind in self.kinds],
                 "slow_ns": self.slow_ns,
+                "verbs": list(self.verbs),
             }
         )
 
@@ -88,7 +92,8 @@ class FaultPlan(NamedTuple):
         plan = json.loads(text)
         faults = {(int(epoch), int(number)): Fault(fault) for epoch, number, fault in plan.pop("faults", ())}
         kinds = tuple(Fault(kind) for kind in plan.pop("kinds", ()))
-        return cls(faults=faults, kinds=kinds, **plan)
+        verbs = tuple(str(verb) for verb in plan.pop("verbs", ("exec",)))
+        return cls(faults=faults, kinds=kinds, verbs=verbs, **plan)
 
     def environment(self) -> dict[str, str]:
         """What to add to the environment of a driver process."""
@@ -159,7 +164,8 @@ class FaultyDevice:
 
 
 class FaultyChannel(Channel):
-    """A driver's end of the channel that injects the faults of ATTNIX_DRIVER_FAULTS into passes and their answers."""
+    """A driver's end of the channel that injects the faults of ATTNIX_DRIVER_FAULTS into passes or transfers and
+    their answers."""
 
     def __init__(self, sock: socket.socket, arena_fd: int | None) -> None:
         super().__init__(sock)
@@ -167,18 +173,18 @@ class FaultyChannel(Channel):
         self._epoch = int(os.environ.get(EPOCH_VARIABLE, "1"))
         self._arena = None if arena_fd is None else map_shared(arena_fd)
         self._number = 0
-        self._fault_of_seq: dict[int, tuple[int, Fault]] = {}
+        self._fault_of: dict[tuple[bool, int], tuple[int, Fault]] = {}  # by (transfer, seq)
         self._held: list[list[Any]] = []
 
     def recv(self) -> list[Any] | None:
         while True:
             message = super().recv()
-            if message is None or message[0] != "exec":
+            if message is None or message[0] not in self._plan.verbs:
                 return message
             number, self._number = self._number, self._number + 1
             fault = self._plan.fault_of(self._epoch, number)
             if fault is Fault.FAIL:
-                super().send(["failed", message[1], int(E.EIO), "planned fault"])
+                super().send(_failure(message))
                 continue
             if fault is Fault.HANG:
                 while True:
@@ -186,13 +192,13 @@ class FaultyChannel(Channel):
             if fault is Fault.DIE_BEFORE:
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault is not None:
-                self._fault_of_seq[message[1]] = (number, fault)
+                self._fault_of[message[0] != "exec", message[1]] = (number, fault)
             return message
 
     def send(self, message: list[Any] | tuple[Any, ...]) -> bool:
-        if message[0] not in ("done", "failed"):
+        if message[0] not in ("done", "failed", "moved"):
             return super().send(message)
-        number, fault = self._fault_of_seq.pop(message[1], (0, None))
+        number, fault = self._fault_of.pop((message[0] == "moved", message[1]), (0, None))
         late, self._held = self._held, []
         match fault:
             case Fault.LOSE:
@@ -202,7 +208,7 @@ class FaultyChannel(Channel):
             case Fault.TWICE:
                 answers = [list(message)] * 2
             case Fault.GARBAGE:
-                answers = [["done", message[1], "garbage"]]
+                answers = [[message[0], message[1], "garbage"]]
             case Fault.DIE_AFTER:
                 os.kill(os.getpid(), signal.SIGKILL)
                 answers = []
@@ -219,6 +225,14 @@ class FaultyChannel(Channel):
         for answer in answers + late:
             super().send(answer)
         return self.bytes_queued == 0
+
+
+def _failure(message: list[Any]) -> list[Any]:
+    """The answer to a pass or transfer that did nothing."""
+    if message[0] == "exec":
+        return ["failed", message[1], int(E.EIO), "planned fault"]
+    items = len(message[3]) // 8
+    return ["moved", message[1], [[item, int(E.EIO)] for item in range(items)], 0, 0]
 
 
 def _flip(arena: memoryview, draw: int) -> None:

@@ -19,7 +19,9 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from attnix.kernel.errors import E
-from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Found, Transfer, TransferDone
+from attnix.kernel.params import BLOCK_TOKENS
+from attnix.kernel.tag import stored_bytes
 
 from .channel import EPOCH_VARIABLE, BadMessage, Channel, ChannelClosed
 from .messages import (
@@ -27,11 +29,16 @@ from .messages import (
     answered_seq,
     decode_done,
     decode_failed,
+    decode_found,
     decode_health,
     decode_log,
+    decode_moved,
     decode_probe,
     exec_message,
     expected_results,
+    found_frames,
+    identity_message,
+    transfer_message,
 )
 from .protocol import PROTOCOL_VERSION, Probe
 from .spec import DriverFds, DriverSpec, Log
@@ -53,13 +60,16 @@ class LifeCallbacks(NamedTuple):
     """Whom a life tells what.  Each is called from the loop, with the life in a consistent state."""
 
     up: Callable[[Life, Probe], None]
-    answered: Callable[[ExecDone | ExecFailed], None]
+    answered: Callable[[ExecDone | ExecFailed | TransferDone], None]
     ended: Callable[[Life], None]
     log: Log
 
 
 class _InFlight(NamedTuple):
-    expected: Expected
+    """allowance_ns is its own share: a driver works in order, so what is sent behind it may take that much longer."""
+
+    what: Expected | Transfer
+    allowance_ns: int
     deadline: asyncio.TimerHandle
 
 
@@ -67,7 +77,8 @@ class Life:
     """A running driver process.
 
     reason         why it ended, for people
-    late_messages  answers that no pass was waiting for, dropped
+    late_messages  answers that no pass or transfer was waiting for, dropped
+    found          its inventory, complete once it is up
     health         counters of its last health answer
     """
 
@@ -80,12 +91,14 @@ class Life:
         self.reason = ""
         self.exit_status: int | None = None
         self.late_messages = 0
+        self.found: list[Found] = []
         self.health: dict[str, int] = {}
         self.output: deque[str] = deque(maxlen=OUTPUT_LINES)
         self._callbacks = callbacks
         self._loop = asyncio.get_running_loop()
         self.reaped: asyncio.Future[None] = self._loop.create_future()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, _InFlight] = {}  # passes by seq
+        self._moving: dict[int, _InFlight] = {}  # transfers by seq
         self._timers: list[asyncio.TimerHandle] = []
         self._health_asked_at: float | None = None
         self._partial_line = b""
@@ -134,20 +147,39 @@ class Life:
 
     def exec(self, effect: Exec) -> None:
         """Send a pass.  Its answer comes through `answered`, or the life ends.  Only while UP."""
-        expected = expected_results(effect.seqs)
         tokens = len(effect.tokens) // 4
-        limit_s = (self.spec.timing.exec_ns + tokens * self.spec.timing.exec_token_ns) / 1e9
-        deadline = self._loop.call_later(limit_s, self._on_exec_deadline, effect.seq, limit_s)
-        self._in_flight[effect.seq] = _InFlight(expected, deadline)
+        allowance_ns = self.spec.timing.exec_ns + tokens * self.spec.timing.exec_token_ns
+        self._watch(self._in_flight, effect.seq, expected_results(effect.seqs), allowance_ns)
         try:
             self._send(exec_message(effect))
         except BadMessage as error:  # longer than any message may be: the kernel tries smaller passes
-            del self._in_flight[effect.seq]
-            deadline.cancel()
+            self._in_flight.pop(effect.seq).deadline.cancel()
             failed = ExecFailed(effect.device, effect.seq, E.E2BIG, str(error))
             self._loop.call_soon(self._answer_if_up, failed)
 
-    def _answer_if_up(self, failed: ExecFailed) -> None:
+    def transfer(self, effect: Transfer) -> None:
+        """Send a transfer, beside whatever else is in flight.  Answered like a pass.  Only while UP."""
+        items = len(effect.pairs) // 8
+        allowance_ns = self.spec.timing.transfer_ns + items * self.spec.timing.transfer_frame_ns
+        self._watch(self._moving, effect.seq, effect, allowance_ns)
+        try:
+            self._send(transfer_message(effect))
+        except BadMessage:
+            self._moving.pop(effect.seq).deadline.cancel()
+            self._loop.call_soon(self._answer_if_up, failed_transfer(effect, E.E2BIG))
+
+    def identify(self, digest: bytes) -> None:
+        """Tell an accel what identity its stored frames carry; before its first transfer."""
+        self._send(identity_message(digest))
+
+    def _watch(self, among: dict[int, _InFlight], seq: int, what: Expected | Transfer, allowance_ns: int) -> None:
+        """Give it a deadline: its own allowance behind those of everything that was sent before it."""
+        before = sum(p.allowance_ns for group in (self._in_flight, self._moving) for p in group.values())
+        limit_s = (before + allowance_ns) / 1e9
+        deadline = self._loop.call_later(limit_s, self._on_deadline, among, seq, limit_s)
+        among[seq] = _InFlight(what, allowance_ns, deadline)
+
+    def _answer_if_up(self, failed: ExecFailed | TransferDone) -> None:
         if self.state is State.UP:
             self._callbacks.answered(failed)
 
@@ -202,7 +234,15 @@ class Life:
     def _receive(self, message: list[Any]) -> None:
         verb = message[0]
         if self.state is State.ENDING:
-            self.late_messages += verb in ("done", "failed")
+            self.late_messages += verb in ("done", "failed", "moved")
+        elif verb == "moved":
+            pending = self._moving.pop(answered_seq(message), None)
+            if pending is None:
+                self.late_messages += 1
+                return
+            pending.deadline.cancel()
+            assert isinstance(pending.what, Transfer)
+            self._callbacks.answered(decode_moved(message, self.spec.device, len(pending.what.pairs) // 8))
         elif verb in ("done", "failed"):
             pending = self._in_flight.pop(answered_seq(message), None)
             if pending is None:
@@ -210,9 +250,8 @@ class Life:
                 return
             pending.deadline.cancel()
             device = self.spec.device
-            answer = (
-                decode_done(message, device, pending.expected)[0] if verb == "done" else decode_failed(message, device)
-            )
+            assert isinstance(pending.what, Expected)
+            answer = decode_done(message, device, pending.what)[0] if verb == "done" else decode_failed(message, device)
             self._callbacks.answered(answer)
         elif verb == "health":
             self._health_asked_at = None
@@ -220,6 +259,8 @@ class Life:
         elif verb == "log":
             level, text = decode_log(message)
             self._callbacks.log(level, f"{self.spec.name}: {text}")
+        elif verb == "found" and self.state is State.STARTING:
+            self.found.append(decode_found(message, self.spec.device, self.epoch, self._block_tokens))
         elif verb == "probe":
             probe = decode_probe(message)[1]
             if self.state is State.STARTING:
@@ -233,15 +274,36 @@ class Life:
         if probe.protocol != PROTOCOL_VERSION:
             self.kill(f"speaks protocol {probe.protocol}, the daemon speaks {PROTOCOL_VERSION}")
             return
-        if probe.frame_bytes <= 0 or not 0 < probe.capacity_frames * probe.frame_bytes <= self.spec.arena_bytes:
-            self.kill(
-                f"claims {probe.capacity_frames} frames of {probe.frame_bytes} bytes in an arena of {self.spec.arena_bytes}"
-            )
+        claim = self._false_claim(probe)
+        if claim:
+            self.kill(claim)
             return
         self.state = State.UP
         self.was_up = True
         self._after(self.spec.timing.health_every_ns, self._on_health_time)
         self._callbacks.up(self, probe)
+
+    @property
+    def _block_tokens(self) -> int:
+        return int(self.spec.config.get("block_tokens", BLOCK_TOKENS))
+
+    def _false_claim(self, probe: Probe) -> str:
+        """What of its probe or inventory cannot be true; empty when all of it can."""
+        frames, frame_bytes = probe.capacity_frames, probe.frame_bytes
+        if self.spec.tier == "hbm":
+            if frame_bytes > 0 and 0 < frames * frame_bytes <= self.spec.arena_bytes:
+                return ""
+            return f"claims {frames} frames of {frame_bytes} bytes in an arena of {self.spec.arena_bytes}"
+        wanted = self.spec.config.get("frame_bytes", frame_bytes)
+        if frames <= 0 or frame_bytes != wanted or probe.stored_bytes != stored_bytes(frame_bytes):
+            return (
+                f"claims {frames} frames of {frame_bytes} bytes, {probe.stored_bytes} stored; "
+                f"frames have {wanted}, {stored_bytes(wanted)} stored"
+            )
+        inventory = [frame for found in self.found for frame in found_frames(found, self._block_tokens)]
+        if len(set(inventory)) != len(inventory) or not all(0 <= frame < frames for frame in inventory):
+            return f"found frames that it does not have, or one twice: {len(inventory)} rows of {frames} frames"
+        return ""
 
     def _on_output(self) -> None:
         if self._read_output() == 0:
@@ -293,11 +355,12 @@ class Life:
         if self.state is State.STARTING:
             self.kill(f"did not answer its probe within {self.spec.timing.probe_ns / 1e9:g} s")
 
-    def _on_exec_deadline(self, seq: int, limit_s: float) -> None:
+    def _on_deadline(self, among: dict[int, _InFlight], seq: int, limit_s: float) -> None:
         # A loop that was itself held up must not blame the driver for an answer that is already here.
         self._read_messages()
-        if seq in self._in_flight:
-            self.kill(f"did not finish a pass within {limit_s:g} s")
+        if seq in among:
+            what = "pass" if among is self._in_flight else "transfer"
+            self.kill(f"did not finish a {what} within {limit_s:g} s")
 
     def _on_health_time(self) -> None:
         self._read_messages()
@@ -305,8 +368,8 @@ class Life:
             return
         now = self._loop.time()
         asked_at = self._health_asked_at
-        if self._in_flight:
-            self._health_asked_at = None if asked_at is None else now  # busy: the pass has a deadline of its own
+        if self._in_flight or self._moving:
+            self._health_asked_at = None if asked_at is None else now  # busy: each has a deadline of its own
         elif asked_at is None:
             self._health_asked_at = now
             self._send(["health", 0])
@@ -353,9 +416,10 @@ class Life:
         self._channel.close()
 
     def _close(self) -> None:
-        for pending in self._in_flight.values():
+        for pending in (*self._in_flight.values(), *self._moving.values()):
             pending.deadline.cancel()
         self._in_flight.clear()
+        self._moving.clear()
         for timer in self._timers:
             timer.cancel()
         self._close_channel()
@@ -363,6 +427,12 @@ class Life:
         assert self._process.stdout is not None
         self._process.stdout.close()
         os.close(self._pidfd)
+
+
+def failed_transfer(effect: Transfer, code: E) -> TransferDone:
+    """The answer to a transfer of which nothing was done."""
+    failed = tuple((item, int(code)) for item in range(len(effect.pairs) // 8))
+    return TransferDone(effect.device, effect.seq, failed, 0, 0)
 
 
 def _describe_exit(status: int) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from attnix.kernel.batch import FORWARD, SAMPLE, SCORE, SEQ_BYTES
-from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Found, Transfer, TransferDone
+from attnix.kernel.params import MAX_DEVICES
+from attnix.kernel.tag import GATES, tag_bytes
 
 from .channel import BadMessage
 from .protocol import ExecStats, Probe
@@ -26,7 +28,7 @@ def decode_probe(message: list[Any]) -> tuple[int, Probe]:
     fields: dict[str, Any] = message[2]
     values: list[Any] = []
     for name in Probe._fields:
-        value = fields.get(name)
+        value = fields.get(name, Probe._field_defaults.get(name))
         if name == "capabilities":
             _expect(
                 isinstance(value, list) and all(isinstance(verb, str) for verb in value),
@@ -35,27 +37,44 @@ def decode_probe(message: list[Any]) -> tuple[int, Probe]:
             )
             value = tuple(value or ())
         elif name in _PROBE_NUMBERS:
-            _expect(_is_int(value), f"probe field {name}", value)
+            _expect(_is_int(value) and value >= 0, f"probe field {name}", value)
         else:
             _expect(isinstance(value, str), f"probe field {name}", value)
         values.append(value)
     return message[1], Probe(*values)
 
 
-_PROBE_NUMBERS = frozenset({"protocol", "pid", "capacity_frames", "frame_bytes", "alignment_bytes", "vocab_tokens"})
+_PROBE_NUMBERS = frozenset(
+    {
+        "protocol", "pid", "capacity_frames", "frame_bytes", "alignment_bytes", "vocab_tokens",
+        "stored_bytes", "read_bytes_s", "write_bytes_s", "latency_ns",
+    }
+)  # fmt: skip
+
+
+def identity_message(digest: bytes) -> list[Any]:
+    return ["identity", digest]
+
+
+def decode_identity(message: list[Any]) -> bytes:
+    _expect(len(message) == 2 and isinstance(message[1], bytes) and len(message[1]) == 16, "identity", message)
+    return bytes(message[1])
 
 
 def exec_message(effect: Exec) -> list[Any]:
-    return ["exec", effect.seq, effect.seqs, effect.tokens, effect.copies, list(effect.histories)]
+    return ["exec", effect.seq, effect.seqs, effect.tokens, effect.copies, list(effect.histories), effect.gates]
 
 
 def decode_exec(message: list[Any]) -> Exec:
-    """A received `exec`; the device number is the daemon's business and 0 here."""
-    _expect(len(message) == 6 and _is_int(message[1]), "exec", message)
-    _, seq, seqs, tokens, copies, histories = message
-    _expect(all(isinstance(part, bytes) for part in (seqs, tokens, copies)), "exec", message)
+    """A received `exec`; the device number is the daemon's business and 0 here.  Gates may be left out."""
+    _expect(len(message) in (6, 7) and _is_int(message[1]), "exec", message)
+    _, seq, seqs, tokens, copies, histories, *rest = message
+    gates = rest[0] if rest else b""
+    _expect(all(isinstance(part, bytes) for part in (seqs, tokens, copies, gates)), "exec", message)
     _expect(_is_list_of_bytes(histories), "exec histories", histories)
-    return Exec(0, seq, seqs, tokens, copies, tuple(histories))
+    _expect(len(gates) % 16 == 0, "exec gates", gates)
+    _expect(all(0 <= gate < GATES for gate in memoryview(gates).cast("q")[::2].tolist()), "exec gates", gates)
+    return Exec(0, seq, seqs, tokens, copies, tuple(histories), gates)
 
 
 def done_message(done: ExecDone, stats: ExecStats) -> list[Any]:
@@ -107,11 +126,14 @@ def decode_done(message: list[Any], device: int, expected: Expected) -> tuple[Ex
         pairs.append((top[0], top[1]))
     _expect(_is_list_of_bytes(scores) and len(scores) == expected.scores, "done scores", scores)
     _expect(
-        isinstance(stats, list) and len(stats) == 4 and all(_is_int(n) and n >= 0 for n in stats), "done stats", stats
+        isinstance(stats, list) and len(stats) in (4, 5) and all(_is_int(n) and n >= 0 for n in stats),
+        "done stats",
+        stats,
     )
     counted = ExecStats(*stats)
     done = ExecDone(
-        device, seq, tokens, logprobs, tuple(pairs), tuple(scores), counted.computed_tokens, counted.compute_ns
+        device, seq, tokens, logprobs, tuple(pairs), tuple(scores),
+        counted.computed_tokens, counted.compute_ns, counted.waited_ns,
     )  # fmt: skip
     return done, counted
 
@@ -125,8 +147,70 @@ def decode_failed(message: list[Any], device: int) -> ExecFailed:
     return ExecFailed(device, message[1], message[2], message[3])
 
 
+def transfer_message(effect: Transfer) -> list[Any]:
+    return [
+        effect.verb, effect.seq, effect.arena, effect.pairs, effect.tags, effect.gate, effect.ticket
+    ]  # fmt: skip
+
+
+def decode_transfer(message: list[Any]) -> Transfer:
+    """A received `read` or `write`; the device number is the daemon's business and 0 here.
+
+    Frames are checked to be no less than 0; what lies beyond an arena or a tier only the driver can tell.
+    """
+    verb = message[0]
+    _expect(verb in ("read", "write") and len(message) == 7, "transfer", message)
+    _, seq, arena, pairs, tags, gate, ticket = message
+    _expect(all(_is_int(number) for number in (seq, arena, gate, ticket)), verb, message)
+    _expect(0 <= arena < MAX_DEVICES and -1 <= gate < GATES and ticket >= 0, verb, message)
+    _expect(isinstance(pairs, bytes) and isinstance(tags, bytes), verb, message)
+    items = len(pairs) // 8
+    _expect(items > 0 and len(pairs) == 8 * items, f"{verb} pairs", pairs)
+    _expect(min(memoryview(pairs).cast("i")) >= 0, f"{verb} pairs", pairs)
+    _expect(len(tags) > 0 and len(tags) % items == 0, f"{verb} tags", tags)
+    return Transfer(0, seq, verb, arena, pairs, tags, gate, ticket)
+
+
+def moved_message(done: TransferDone) -> list[Any]:
+    failed = [[item, int(code)] for item, code in done.failed]
+    return ["moved", done.seq, failed, done.moved_bytes, done.elapsed_ns]
+
+
+def decode_moved(message: list[Any], device: int, items: int) -> TransferDone:
+    """A received `moved`, checked against the number of items that its transfer had."""
+    _expect(len(message) == 5 and all(_is_int(message[at]) for at in (1, 3, 4)), "moved", message)
+    _, seq, failed, moved_bytes, elapsed_ns = message
+    _expect(moved_bytes >= 0 and elapsed_ns >= 0, "moved", message)
+    _expect(isinstance(failed, list) and len(failed) <= items, "moved failures", failed)
+    pairs: list[tuple[int, int]] = []
+    for pair in failed:
+        _expect(isinstance(pair, list) and len(pair) == 2 and _is_int(pair[0]) and _is_int(pair[1]), "moved", pair)
+        _expect(0 <= pair[0] < items and pair[1] > 0, "moved failure", pair)
+        pairs.append((pair[0], pair[1]))
+    _expect(len({item for item, _ in pairs}) == len(pairs), "moved failures", failed)
+    return TransferDone(device, seq, tuple(pairs), moved_bytes, elapsed_ns)
+
+
+def found_message(rows: bytes) -> list[Any]:
+    """rows: (int32 frame, packed tag) per slot.  Split a long inventory: a message holds at most 64 MiB."""
+    return ["found", rows]
+
+
+def decode_found(message: list[Any], device: int, epoch: int, block_tokens: int) -> Found:
+    _expect(len(message) == 2 and isinstance(message[1], bytes), "found", message)
+    rows: bytes = message[1]
+    row_bytes = 4 + tag_bytes(block_tokens)
+    _expect(len(rows) % row_bytes == 0, "found rows", rows)
+    return Found(device, epoch, rows)
+
+
+def found_frames(found: Found, block_tokens: int) -> list[int]:
+    """The frames that an inventory names, in its order."""
+    return memoryview(found.rows).cast("i")[:: 1 + tag_bytes(block_tokens) // 4].tolist() if found.rows else []
+
+
 def answered_seq(message: list[Any]) -> int:
-    """The pass that a `done` or `failed` answers, before anything else of it is looked at."""
+    """The pass or transfer that `done`, `failed` or `moved` answers, before anything else of it is looked at."""
     _expect(len(message) > 1 and _is_int(message[1]), message[0], message)
     return int(message[1])
 

@@ -4,17 +4,34 @@ A driver is a process of its own, started with open file descriptors: a SOCK_SEQ
 (`arena`) and the memfd of the page-table rows it reads.  Messages are MessagePack arrays whose first item is the verb.
 One message may be cut into several packets: every packet starts with one byte, 1 = more follows, 0 = last.
 
-    to the driver                                     from the driver
-    ["probe", id]                                     ["probe", id, {...Probe fields...}]
-    ["exec", seq, seqs, tokens, copies, histories]    ["done", seq, tokens, logprobs, tops, scores, stats]
-                                                      ["failed", seq, errno, reason]
-    ["drop", id, frames]                              ["dropped", id]              scrub these frames
-    ["health", id]                                    ["health", id, {...counters...}]
-                                                      ["log", level, text]
+    to the driver                                           from the driver
+    ["probe", id]                                           ["found", rows]       any number, before the first answer
+                                                            ["probe", id, {...Probe fields...}]
+    ["identity", digest]                                    nothing               before the first transfer
+    ["exec", seq, seqs, tokens, copies, histories, gates]   ["done", seq, tokens, logprobs, tops, scores, stats]
+                                                            ["failed", seq, errno, reason]
+    ["read" | "write", seq, arena, pairs, tags, gate, ticket]
+                                                            ["moved", seq, [[item, errno], ...], moved_bytes, elapsed_ns]
+    ["drop", id, frames]                                    ["dropped", id]       scrub these frames
+    ["health", id]                                          ["health", id, {...counters...}]
+                                                            ["log", level, text]
 
-`read` and `write` (frames <-> DRAM arena offsets, with key and checksum) join with the DRAM tier; a driver that does
-not know a verb answers ["unknown", verb].  A driver decides nothing, keeps no state about contexts, answers every
-`exec` exactly once, and exits when its channel closes.
+`read` and `write` move stored frames (kernel/tag.py); their fields are those of kernel/events.py's Transfer, seen from
+the driver: "read" is out of its own frames into the arena of device `arena`.  Items fail one by one, never the driver.
+`identity` is the 16-byte digest that goes into every header: an accel is told it once its fingerprint is known, the
+driver of another tier has it in its configuration.  `found` is a tier's inventory: rows of (int32 frame, packed tag).
+
+A driver that does not know a verb answers ["unknown", verb].  A driver decides nothing, keeps no state about contexts,
+answers every `exec`, `read` and `write` exactly once, and exits when its channel closes.
+
+Besides channel, arena and rows a driver may inherit descriptors under the same numbers, named in its configuration:
+
+    dram_fd, dram_device    the dram arena and its device number (`arena` of a transfer); a tier driver has it as --arena
+    dram_frames             stored frames in it
+    gates_fd                the gates (kernel/tag.py)
+    hbm_fds                 {"0": fd, ...}: hbm arenas by device number, for a driver with capability "direct"
+
+and the numbers frame_bytes, stored_bytes, layers, block_tokens, capacity_frames, and identity (hex).
 """
 
 from __future__ import annotations
@@ -31,10 +48,10 @@ class Probe(NamedTuple):
     """What a driver says of itself."""
 
     protocol: int  # PROTOCOL_VERSION
-    kind: str  # accel | sim
+    kind: str  # accel | sim | nvme | remote | ...
     pid: int
     fingerprint: str  # hex digest of the weights' content: part of every block key
-    capabilities: tuple[str, ...]  # verbs beyond probe and health
+    capabilities: tuple[str, ...]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena
     capacity_frames: int
     frame_bytes: int
     alignment_bytes: int
@@ -42,6 +59,10 @@ class Probe(NamedTuple):
     numerics: str  # fast | invariant
     engine: str  # e.g. "cpu/avx512bf16"
     model: str
+    stored_bytes: int = 0  # of one stored frame; 0: this driver holds none
+    read_bytes_s: int = 0  # measured bandwidth out of its frames; 0: not known yet
+    write_bytes_s: int = 0
+    latency_ns: int = 0  # of a transfer of one frame, beyond its bytes
 
 
 class ExecStats(NamedTuple):
@@ -51,3 +72,4 @@ class ExecStats(NamedTuple):
     sequences: int
     compute_ns: int
     copied_frames: int
+    waited_ns: int = 0  # of compute_ns, spent waiting at gates

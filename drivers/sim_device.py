@@ -19,10 +19,13 @@ from typing import Final, NamedTuple, TypeAlias
 
 from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, Seq, unpack_seqs
 from attnix.kernel.errors import E
-from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
+from attnix.kernel.tag import GATE_FAILED, gate_value
 
+from .sim_memory import Item, run_items
 from .sim_model import DEFAULT_VOCAB, KV_BYTES, Distribution, Trail, sample, scripted
+from .sim_stored import Sealer
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 
@@ -58,8 +61,11 @@ class SimDevice:
     model            name that keys the hash: two models never agree
     script           tokens to emit instead of the model's, by index after the prompt (`Seq.prompt_tokens`)
     ns_per_token, ns_per_pass  what a pass is said to cost; `wait`, when given, is called with the sum, and may sleep
+    layers, identity  of stored frames: in how many parts a frame is checksummed, and 16 bytes for their headers
+    gates            int64 array (kernel/tag.py) that passes with gates look at
 
-    Counters: passes, computed_tokens, copied_frames, refused, dropped_frames.
+    Counters: passes, computed_tokens, copied_frames, refused, dropped_frames, sealed_frames (copied out to dram),
+    unsealed_frames (copied in from it), corrupt (of those, refused).
     computed is a log of (context, start, ntokens), one per sequence of every pass, for tests that count prefill; callers
     that run for ever clear it.
     """
@@ -78,6 +84,9 @@ class SimDevice:
         ns_per_token: int = 0,
         ns_per_pass: int = 0,
         wait: Callable[[int], None] | None = None,
+        layers: int = 1,
+        identity: bytes = bytes(16),
+        gates: Buffer | None = None,
     ) -> None:
         self.capacity_frames = capacity_frames
         self.block_tokens = block_tokens
@@ -88,6 +97,8 @@ class SimDevice:
         self.ns_per_token = ns_per_token
         self.ns_per_pass = ns_per_pass
         self._wait = wait
+        self.sealer = Sealer(self.frame_bytes, layers, block_tokens, identity)
+        self.gates = None if gates is None else memoryview(gates).cast("B").cast("q")
         n_bytes = capacity_frames * self.frame_bytes
         self.arena = memoryview(bytearray(n_bytes) if arena is None else arena).cast("B")
         if len(self.arena) < n_bytes:
@@ -109,6 +120,9 @@ class SimDevice:
         self.copied_frames = 0
         self.refused = 0
         self.dropped_frames = 0
+        self.sealed_frames = 0
+        self.unsealed_frames = 0
+        self.corrupt = 0
 
     @property
     def fingerprint(self) -> str:
@@ -130,11 +144,55 @@ class SimDevice:
     def execute(self, effect: Exec) -> ExecDone | ExecFailed:
         """Run one pass (kernel/batch.py) to its end.  ExecFailed means that no frame was touched."""
         try:
+            self._check_gates(effect)
             copies, works = self._decode(effect)
         except _Refused as refusal:
             self.refused += 1
             return ExecFailed(effect.device, effect.seq, refusal.code, str(refusal))
         return self._invoke(effect, copies, works)
+
+    def is_open(self, effect: Exec) -> bool:
+        """Whether every load that the pass must not overtake has ended, well or not: `execute` does not wait."""
+        return all(value >= gate_value(ticket, self.sealer.layers) for value, ticket in self._gates_of(effect))
+
+    def _gates_of(self, effect: Exec) -> list[tuple[int, int]]:
+        """(value, ticket) of each gate of a pass."""
+        pairs = memoryview(effect.gates).cast("q").tolist()
+        if not pairs:
+            return []
+        if self.gates is None:
+            raise ValueError("a pass with gates for a device without")
+        return [(self.gates[gate], ticket) for gate, ticket in zip(pairs[::2], pairs[1::2], strict=True)]
+
+    def _check_gates(self, effect: Exec) -> None:
+        for value, ticket in self._gates_of(effect):
+            if value < gate_value(ticket, self.sealer.layers) or value == gate_value(ticket, GATE_FAILED):
+                raise _Refused(E.EIO, f"load {ticket} of this pass is at {value >> 10}, layer {value & 1023}")
+
+    def transfer(self, effect: Transfer, dram: Buffer) -> TransferDone:
+        """Copy frames out to a dram arena ("read": header and checksums are made) or in from it ("write": verified)."""
+        arena = memoryview(dram).cast("B")
+        size = self.sealer.stored_bytes
+
+        def move(item: Item) -> int:
+            if not (0 <= item.own < self.capacity_frames and 0 <= item.far < len(arena) // size):
+                return E.EINVAL
+            stored = arena[item.far * size : (item.far + 1) * size]
+            if effect.verb == "read":
+                stored[:] = self.sealer.seal(self.frame(item.own), item.tag)
+                self.sealed_frames += 1
+                return 0
+            if not self.sealer.matches(stored, item.tag):
+                self.corrupt += 1
+                return E.ECORRUPT
+            self.frame(item.own)[:] = self.sealer.payload(stored)
+            self.unsealed_frames += 1
+            return 0
+
+        done = run_items(effect, move, self.frame_bytes)
+        if effect.gate >= 0 and self.gates is not None:
+            self.gates[effect.gate] = gate_value(effect.ticket, GATE_FAILED if done.failed else self.sealer.layers)
+        return done
 
     # -- decode: check everything, change nothing -----------------------------------------------------------------
 

@@ -30,7 +30,9 @@ class Timing(NamedTuple):
     exec_token_ns: int = (
         250_000_000  # for each token of it: a large model on few cores prefills only some tokens a second
     )
-    health_every_ns: int = 5_000_000_000  # between health questions, asked only when no pass is in flight
+    transfer_ns: int = 10_000_000_000  # one transfer, and
+    transfer_frame_ns: int = 50_000_000  # for each of its frames
+    health_every_ns: int = 5_000_000_000  # between health questions, asked only when nothing is in flight
     health_ns: int = 10_000_000_000  # for their answer
     stop_ns: int = 2_000_000_000  # from a closed channel to SIGTERM, and from that to SIGKILL
     backoff_first_ns: int = 250_000_000  # before the second restart in a row; the first is immediate; then doubled
@@ -56,13 +58,15 @@ class DriverSpec:
 
     device       its number, the one in every event and effect
     name         for people: hbm0
+    tier         hbm, or the kind of memory that this driver keeps stored frames in
     argv         builds the command line
     config       the driver's own settings, handed over as JSON
     arena_bytes  size of the memfd of its frames
     rows_bytes   size of the memfd of its page-table rows (RowLayout.total_bytes)
     fds          further descriptors that it inherits, by name; they stay the caller's
     environment  added to the daemon's own
-    arena        what a restart leaves of the frames: "kept" when they lie in the memfd, "lost" when in device memory
+    arena        what a restart leaves of the frames: "kept" when they lie in the memfd, "lost" when in device memory.
+                 The driver of a slower tier says by `found` what it still has: for the rest, "lost" is the truth
     """
 
     device: int
@@ -74,4 +78,5 @@ class DriverSpec:
     fds: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     arena: Literal["kept", "lost"] = "kept"
+    tier: str = "hbm"
     timing: Timing = field(default_factory=Timing)

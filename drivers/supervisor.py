@@ -8,21 +8,40 @@ writing frames, so the kernel hears DriverDown only after the process has been r
        │                          └─ deadline, nonsense, restart ─ SIGKILL ────┘                      ▲
        └─ no answer, wrong answer, exit ─ SIGKILL ─ reaped ───────────────────────────────────────────┘
 
-The memfds of frames and page-table rows belong to the supervisor and outlive every life.
+The memfds of frames, of page-table rows, of the dram tier and of the gates belong to the supervisor and outlive every
+life.  A dram tier has no driver and is up from the start.  Drivers of slower tiers come after the accels, since their
+identity holds the accels' fingerprint, and may be attached and detached while serving.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from attnix.kernel.errors import E
-from attnix.kernel.events import Bug, DriverDown, DriverGone, DriverUp, Event, Exec, ExecDone, ExecFailed
+from attnix.kernel.events import (
+    AttachTier,
+    Bug,
+    DriverDown,
+    DriverGone,
+    DriverUp,
+    Event,
+    Exec,
+    ExecDone,
+    ExecFailed,
+    Found,
+    Transfer,
+    TransferDone,
+)
 
-from .life import Life, LifeCallbacks, State
+from .dram import DramArena, DramSpec
+from .gates import Gates
+from .life import Life, LifeCallbacks, State, failed_transfer
 from .memfd import create_memfd, map_shared, reopen_read_only
 from .protocol import Probe
 from .spec import DriverFds, DriverSpec, Log, Timing, driver_argv
@@ -30,7 +49,11 @@ from .spec import DriverFds, DriverSpec, Log, Timing, driver_argv
 __all__ = ["DriverFds", "DriverSpec", "DriverStartError", "Supervisor", "Timing", "driver_argv"]
 
 # What must not change from one life to the next: block keys and the kernel's tables were built on it.
-_IDENTITY = ("fingerprint", "capacity_frames", "frame_bytes", "vocab_tokens", "numerics", "engine")
+_IDENTITY: Final = {
+    "hbm": ("fingerprint", "capacity_frames", "frame_bytes", "vocab_tokens", "numerics", "engine"),
+    "tier": ("capacity_frames", "frame_bytes", "stored_bytes"),
+}
+_TIER_ROWS_BYTES: Final = 4096  # a tier driver reads no page tables: it inherits a page of zeros
 _JUNK = b"\xa5"
 
 
@@ -38,39 +61,165 @@ class DriverStartError(Exception):
     """A driver could not be started at boot; the message says which, why, and what it printed last."""
 
 
+class _Shared:
+    """What every driver may inherit: the dram arena, the gates, and for direct transfers the arenas of the accels."""
+
+    def __init__(self, dram: DramSpec | None, log: Log) -> None:
+        self.gates = Gates()
+        self.hbm_fds: dict[int, int] = {}
+        try:
+            self.dram = None if dram is None else DramArena(dram, log)
+        except BaseException:
+            self.gates.close()
+            raise
+
+    def add_to(self, spec: DriverSpec) -> DriverSpec:
+        """The driver with its share of the descriptors, under the names of drivers/protocol.py.
+
+        Without a dram nothing ever moves, and a driver that never heard of tiers is started as ever.
+        """
+        if self.dram is None:
+            return spec
+        fds = {"dram": self.dram.fd, "gates": self.gates.fd}
+        config: dict[str, Any] = {
+            "dram_fd": self.dram.fd,
+            "dram_device": self.dram.spec.device,
+            "dram_frames": self.dram.spec.capacity_frames,
+            "gates_fd": self.gates.fd,
+        }
+        if spec.tier != "hbm":
+            fds |= {f"hbm{device}": fd for device, fd in self.hbm_fds.items()}
+            config["hbm_fds"] = {str(device): fd for device, fd in self.hbm_fds.items()}
+        return dataclasses.replace(spec, config={**spec.config, **config}, fds={**spec.fds, **fds})
+
+    def close(self) -> None:
+        self.gates.close()
+        if self.dram is not None:
+            self.dram.close()
+
+
+TierMaker = Callable[[AttachTier], DriverSpec]  # ValueError: the settings make no driver, and why
+
+
 class Supervisor:
     """All drivers of one daemon.
 
-    specs  one per device
-    emit   gets DriverUp, DriverDown, ExecDone, ExecFailed and Bug, from the loop, in the order in which they happened
-    log    gets (level, text) for what drivers print and what is done about them
+    specs    one per accel
+    emit     gets every event about drivers, from the loop, in the order in which they happened
+    log      gets (level, text) for what drivers print and what is done about them
+    dram     the dram tier, if there is one: without it no other tier can be
+    tier_of  makes the driver of a tier that is attached while serving
 
     DriverUp of the first life is emitted too, before `start` returns: a daemon that makes its kernel out of the probes
     keeps those events until then.
     """
 
-    def __init__(self, specs: Sequence[DriverSpec], emit: Callable[[Event], None], log: Log) -> None:
+    def __init__(
+        self,
+        specs: Sequence[DriverSpec],
+        emit: Callable[[Event], None],
+        log: Log,
+        *,
+        dram: DramSpec | None = None,
+        tier_of: TierMaker | None = None,
+    ) -> None:
+        self._emit = emit
+        self._log = log
+        self._tier_of = tier_of
         self._devices: dict[int, _Device] = {}
+        self._identity = b""
+        self._attaching: dict[int, asyncio.Task[None]] = {}
+        self._leaving: dict[int, asyncio.Task[None]] = {}
+        self._shared = _Shared(dram, log)
         try:
             for spec in specs:
-                if spec.device in self._devices:
-                    raise ValueError(f"two drivers with device number {spec.device}")
-                self._devices[spec.device] = _Device(spec, emit, log)
+                self._add(spec)
         except BaseException:
-            for device in self._devices.values():
-                device.close_memory()
+            self._close_memory()
             raise
 
     async def start(self) -> list[Probe]:
-        """Start every driver and wait for all probes, in the order of `specs`.
+        """Start the driver of every accel and wait for all probes, in the order of `specs`.
 
         Error: DriverStartError, with every driver stopped again.
         """
+        if self._shared.dram is not None:
+            self._emit(DriverUp(self._shared.dram.spec.device, 1, 0, "kept"))
         try:
             return list(await asyncio.gather(*(device.start() for device in self._devices.values())))
         except BaseException:
             await self.close()
             raise
+
+    def set_identity(self, digest: bytes) -> None:
+        """Tell the accels what goes into the header of every frame that they copy out; in every later life again."""
+        self._identity = digest
+        for device in self._devices.values():
+            device.set_identity(digest)
+
+    async def start_tier(self, spec: DriverSpec) -> Probe:
+        """Start the driver of a slower tier.  What it finds in its slots is emitted before its DriverUp.
+
+        Error: DriverStartError, ValueError: nothing of it is left; the other drivers go on.
+        """
+        device = self._add(spec)
+        try:
+            return await device.start()
+        except DriverStartError:
+            del self._devices[spec.device]
+            device.close_memory()
+            raise
+
+    def attach(self, effect: AttachTier) -> None:
+        """Start a new tier while serving.  DriverUp or DriverGone of its device answers."""
+        task = asyncio.ensure_future(self._attach(effect))
+        self._attaching[effect.device] = task
+        task.add_done_callback(lambda _: self._attaching.pop(effect.device, None))
+
+    async def _attach(self, effect: AttachTier) -> None:
+        try:
+            if self._tier_of is None:
+                raise ValueError("this daemon attaches no tiers")
+            spec = self._tier_of(effect)
+            if effect.device in self._leaving:  # the number's last owner has to be gone
+                await self._leaving[effect.device]
+            await self.start_tier(spec)
+        except (DriverStartError, ValueError, OSError) as error:
+            self._emit(Bug("error", f"{effect.name} cannot be attached: {error}"))
+            self._emit(DriverGone(effect.device, str(error)))
+
+    def detach(self, device: int) -> None:
+        """Stop the driver of a tier for good.  Nothing is emitted about it from here on."""
+        if device in self._attaching:
+            self._attaching[device].cancel()
+        leaving = self._devices.pop(device, None)
+        if leaving is None:
+            return
+
+        async def retire() -> None:
+            await leaving.stop()
+            leaving.close_memory()
+
+        self._leaving[device] = task = asyncio.ensure_future(retire())
+        task.add_done_callback(lambda _: self._leaving.pop(device, None))
+
+    def _add(self, spec: DriverSpec) -> _Device:
+        dram = self._shared.dram
+        if spec.device in self._devices or (dram is not None and dram.spec.device == spec.device):
+            raise ValueError(f"two drivers with device number {spec.device}")
+        if spec.tier != "hbm" and dram is None:
+            raise ValueError(f"{spec.name} has no dram to copy from and to")
+        device = _Device(spec, self._shared, self._emit, self._log)
+        device.set_identity(self._identity)
+        self._devices[spec.device] = device
+        if spec.tier == "hbm":
+            self._shared.hbm_fds[spec.device] = device.arena_fd
+        return device
+
+    def _close_memory(self) -> None:
+        for device in self._devices.values():
+            device.close_memory()
+        self._shared.close()
 
     def exec(self, effect: Exec) -> None:
         """Send a pass to its driver.  Answered by ExecDone or ExecFailed, or its driver goes down.
@@ -79,36 +228,60 @@ class Supervisor:
         """
         self._devices[effect.device].exec(effect)
 
+    def transfer(self, effect: Transfer) -> None:
+        """Send a transfer to the driver that does it.  Answered by TransferDone, or its driver goes down.
+
+        When that is down already every item fails with ENODEV, from the next turn of the loop.
+        """
+        device = self._devices.get(effect.device)
+        if device is not None:
+            device.transfer(effect)
+        else:
+            asyncio.get_running_loop().call_soon(self._emit, failed_transfer(effect, E.ENODEV))
+
     def restart(self, device: int, reason: str) -> None:
         """Kill a driver and start it again; DriverDown and DriverUp follow.  Also revives one that was given up."""
         self._devices[device].restart(reason)
 
     async def close(self) -> None:
         """Ask every driver to exit, make sure of it, reap all, give the memory back.  Nothing is emitted from here on."""
-        devices = self._devices.values()
-        await asyncio.gather(*(device.stop() for device in devices))
-        for device in devices:
-            device.close_memory()
+        tasks = [*self._attaching.values(), *self._leaving.values()]
+        for task in self._attaching.values():
+            task.cancel()
+        await asyncio.gather(*(device.stop() for device in self._devices.values()))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close_memory()
 
     def rows(self, device: int) -> mmap.mmap:
         """The page-table rows of a device, writable: what its driver reads."""
         return self._devices[device].rows
 
     def arena_fd(self, device: int) -> int:
-        """The memfd of its frames, open as long as the supervisor is."""
-        return self._devices[device].arena_fd
+        """The memfd of its frames, open as long as the supervisor is; of a tier with a driver, the dram that it copies
+        from and to."""
+        dram = self._shared.dram
+        return dram.fd if dram is not None and dram.spec.device == device else self._devices[device].arena_fd
+
+    @property
+    def gates(self) -> Gates:
+        return self._shared.gates
+
+    @property
+    def dram_pages(self) -> str:
+        """What the dram's memory is made of, for people; empty without one."""
+        return "" if self._shared.dram is None else self._shared.dram.pages
 
     def driver_pid(self, device: int) -> int:
         """The process id of the running driver, 0 while there is none."""
-        life = self._devices[device].life
-        return 0 if life is None else life.pid
+        supervised = self._devices.get(device)
+        return 0 if supervised is None or supervised.life is None else supervised.life.pid
 
     def restarts(self, device: int) -> int:
         """How often it was spawned again."""
         return max(0, self._devices[device].epoch - 1)
 
     def late_messages(self, device: int) -> int:
-        """Answers dropped because no pass was waiting for them, over all lives."""
+        """Answers dropped because no pass or transfer was waiting for them, over all lives."""
         supervised = self._devices[device]
         return supervised.late_messages + (0 if supervised.life is None else supervised.life.late_messages)
 
@@ -125,8 +298,9 @@ class _Device:
     failures  ends since the last stable life
     """
 
-    def __init__(self, spec: DriverSpec, emit: Callable[[Event], None], log: Log) -> None:
-        self.spec = spec
+    def __init__(self, spec: DriverSpec, shared: _Shared, emit: Callable[[Event], None], log: Log) -> None:
+        self.spec = shared.add_to(spec)
+        self._shared = shared
         self.epoch = 0
         self.failures = 0
         self.late_messages = 0
@@ -140,13 +314,21 @@ class _Device:
         self._stable: asyncio.TimerHandle | None = None
         self._last_output: list[str] = []
         self._changed = ""  # what differs from the first life's identity: it must not serve again
-        self.arena_fd = create_memfd(f"attnix-{spec.name}-arena", spec.arena_bytes)
-        self.rows_fd = create_memfd(f"attnix-{spec.name}-rows", spec.rows_bytes)
+        self._identity = b""
+        self._gated: dict[int, tuple[int, int]] = {}  # transfers in flight that report to a gate: (gate, ticket) by seq
+        self._owns_arena = spec.tier == "hbm"
+        if shared.dram is None or self._owns_arena:
+            self.arena_fd = create_memfd(f"attnix-{spec.name}-arena", spec.arena_bytes)
+            self.rows_fd = create_memfd(f"attnix-{spec.name}-rows", spec.rows_bytes)
+        else:
+            self.arena_fd = shared.dram.fd
+            self.rows_fd = create_memfd(f"attnix-{spec.name}-rows", _TIER_ROWS_BYTES)
         self._rows_read_only_fd = reopen_read_only(self.rows_fd)
         self.rows = map_shared(self.rows_fd)
 
     def close_memory(self) -> None:
-        for fd in (self.arena_fd, self.rows_fd, self._rows_read_only_fd):
+        owned = (self.arena_fd,) if self._owns_arena else ()
+        for fd in (*owned, self.rows_fd, self._rows_read_only_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
         self.arena_fd = self.rows_fd = self._rows_read_only_fd = -1
@@ -166,6 +348,26 @@ class _Device:
             failed = ExecFailed(effect.device, effect.seq, E.ENODEV, f"{self.spec.name} has no running driver")
             asyncio.get_running_loop().call_soon(self._emit_open, failed)
         # Else it is being killed, and DriverDown will answer for everything sent to it.
+
+    def transfer(self, effect: Transfer) -> None:
+        if effect.gate >= 0:
+            self._gated[effect.seq] = (effect.gate, effect.ticket)
+        if self.life is not None and self.life.state is State.UP:
+            self.life.transfer(effect)
+        elif self.life is None or not self.life.was_up:
+            asyncio.get_running_loop().call_soon(self._on_answered, failed_transfer(effect, E.ENODEV))
+
+    def set_identity(self, digest: bytes) -> None:
+        self._identity = digest if self._shared.dram is not None and self.spec.tier == "hbm" else b""
+        if self._identity and self.life is not None and self.life.state is State.UP:
+            self.life.identify(self._identity)
+
+    def _on_answered(self, event: ExecDone | ExecFailed | TransferDone) -> None:
+        if isinstance(event, TransferDone):
+            gated = self._gated.pop(event.seq, None)
+            if gated is not None and event.failed:  # whatever the driver did about it
+                self._shared.gates.fail(*gated)
+        self._emit_open(event)
 
     def restart(self, reason: str) -> None:
         if self.life is not None:
@@ -193,7 +395,7 @@ class _Device:
         self.epoch += 1
         if self.epoch > 1 and self.spec.arena == "lost":
             self._spoil_arena()
-        callbacks = LifeCallbacks(self._on_up, self._emit_open, self._on_ended, self._log)
+        callbacks = LifeCallbacks(self._on_up, self._on_answered, self._on_ended, self._log)
         try:
             self.life = Life(self.spec, self.epoch, self.arena_fd, self._rows_read_only_fd, callbacks)
         except OSError as error:
@@ -209,7 +411,8 @@ class _Device:
 
     def _on_up(self, life: Life, probe: Probe) -> None:
         if self.probe is not None:
-            changed = [name for name in _IDENTITY if getattr(probe, name) != getattr(self.probe, name)]
+            names = _IDENTITY["hbm" if self.spec.tier == "hbm" else "tier"]
+            changed = [name for name in names if getattr(probe, name) != getattr(self.probe, name)]
             if changed:
                 self._changed = ", ".join(f"{x} {getattr(self.probe, x)} -> {getattr(probe, x)}" for x in changed)
                 life.was_up = False  # nobody is told of this life
@@ -221,6 +424,10 @@ class _Device:
         self._log("info", f"{self.spec.name}: up, pid {life.pid}, epoch {life.epoch}, {probe.engine}, {probe.model}")
         if self._started is not None and not self._started.done():
             self._started.set_result(probe)
+        if self._identity:
+            life.identify(self._identity)
+        for found in life.found:
+            self._emit_open(found)
         arena = self.spec.arena if life.epoch > 1 else "lost"  # the first life finds nothing worth keeping
         self._emit_open(DriverUp(self.spec.device, life.epoch, life.pid, arena))
 
@@ -232,6 +439,9 @@ class _Device:
         self.life = None
         self.late_messages += life.late_messages
         self._last_output = list(life.output)
+        for gate, ticket in self._gated.values():
+            self._shared.gates.fail(gate, ticket)
+        self._gated.clear()
         if self._stable is not None:
             self._stable.cancel()
             self._stable = None
@@ -246,7 +456,7 @@ class _Device:
     def _after_failure(self, reason: str, *, is_final: bool) -> None:
         self.failures += 1
         timing = self.spec.timing
-        starting = self._started is not None and not self._started.done()
+        starting = self.probe is None
         attempts = timing.start_attempts if starting else timing.restart_attempts
         if is_final or self.failures >= attempts:
             self._give_up(reason)
@@ -268,6 +478,8 @@ class _Device:
             self._emit_open(Bug("error", text))
             self._emit_open(DriverGone(self.spec.device, reason))
 
-    def _emit_open(self, event: ExecDone | ExecFailed | DriverUp | DriverDown | DriverGone | Bug) -> None:
+    def _emit_open(
+        self, event: ExecDone | ExecFailed | TransferDone | Found | DriverUp | DriverDown | DriverGone | Bug
+    ) -> None:
         if not self._closing:
             self._emit(event)

@@ -34,6 +34,17 @@ class Usage(NamedTuple):
 class HelloArgs(NamedTuple):
     client: str
     version: int
+    session: str = ""  # token of an earlier connection whose named and detached contexts this one takes over
+
+
+class KeptRow(NamedTuple):
+    """A named or detached context that a session takes with it to its next connection."""
+
+    ctx: int
+    cid: int
+    name: str  # "": detached
+    tokens: int  # length of its log
+    generation: str = ""  # running | suspended | ended: `reattach` goes on with it; "": there is none
 
 
 class HelloResult(NamedTuple):
@@ -41,6 +52,8 @@ class HelloResult(NamedTuple):
     version: int
     pid: int
     uid: int
+    session: str = ""  # secret token; "": this system has none to give
+    contexts: tuple[KeptRow, ...] = ()
 
 
 class SpawnArgs(NamedTuple):
@@ -201,6 +214,83 @@ class PagemapResult(NamedTuple):
     sharers: bytes  # int32: page-table entries that name the block, over all contexts
     flags: bytes  # uint8: 1 full, 2 indexed, 4 valid (computed), 8 wired
     hits: bytes  # int32
+    copies: bytes = b""  # uint8: bit d is set where device number d holds a copy; empty when there is only one tier
+
+
+# -- names and snapshots ------------------------------------------------------------------------------------------
+
+
+class PublishArgs(NamedTuple):
+    ctx: int
+    name: str
+    replace: bool = False  # take the name from the context that has it
+
+
+class OpenArgs(NamedTuple):
+    """By name, or by cid (which also reaches detached contexts of this uid)."""
+
+    name: str = ""
+    fork: bool = False  # a private fork; the context itself stays where it is
+    cid: int = 0
+
+
+class OpenResult(NamedTuple):
+    ctx: int
+    cid: int
+    tokens: int  # length of its log
+    generation: str = ""  # as in hello's rows
+
+
+class UnlinkArgs(NamedTuple):
+    name: str
+
+
+class NamesArgs(NamedTuple):
+    prefix: str = ""
+
+
+class NameRow(NamedTuple):
+    name: str  # "": detached
+    cid: int
+    pid: int  # process that it is in
+    held: bool  # a live connection holds it
+    state: str  # as in `ps`, or suspended
+    tokens: int
+
+
+class NamesResult(NamedTuple):
+    rows: tuple[NameRow, ...]
+
+
+class ReattachArgs(NamedTuple):
+    """Go on with a generation that lost its client.  tokens: what the caller has of it, from its first token on."""
+
+    ctx: int
+    tokens: bytes = b""
+    stream: bool = True
+
+
+class SnapshotArgs(NamedTuple):
+    name: str
+    ctxs: tuple[int, ...]
+
+
+class SnapshotResult(NamedTuple):
+    contexts: int
+    tokens: int
+    file_bytes: int
+    kv_bytes: int = 0  # of the file: KV that went with the tokens
+
+
+class RestoreArgs(NamedTuple):
+    name: str
+
+
+class RestoreResult(NamedTuple):
+    """In the order of the snapshot."""
+
+    ctxs: tuple[int, ...]
+    cids: tuple[int, ...]
 
 
 # -- compute ------------------------------------------------------------------------------------------------------
@@ -225,7 +315,7 @@ class GenerateArgs(NamedTuple):
 
 
 class GenerateResult(NamedTuple):
-    reason: str  # stop | length | cancelled | killed
+    reason: str  # stop | length | cancelled | killed | suspended
     tokens: bytes  # the tokens left in the context by this call (a stop token is not among them)
     text: str
     usage: Usage
@@ -273,11 +363,16 @@ class CancelArgs(NamedTuple):
 # -- memory -------------------------------------------------------------------------------------------------------
 
 
+# Each names its context by handle or, with `ctx` 0 and from any connection of the same uid, by cid: that is how the
+# shell acts on what other programs hold.
+
+
 class PinArgs(NamedTuple):
     """Keep a context in hbm: until `unpin`, or for `duration_ms` (0: the longest that sysctl pin.max_ms allows)."""
 
     ctx: int
     duration_ms: int = 0
+    cid: int = 0
 
 
 class AdviseArgs(NamedTuple):
@@ -293,6 +388,7 @@ class AdviseArgs(NamedTuple):
     end: int = -1
     priority: int = 50
     duration_ms: int = 0
+    cid: int = 0
 
 
 class PrefetchArgs(NamedTuple):
@@ -301,6 +397,7 @@ class PrefetchArgs(NamedTuple):
     ctx: int
     tier: str = "hbm"
     deadline_ms: int = 0
+    cid: int = 0
 
 
 class DemoteArgs(NamedTuple):
@@ -308,6 +405,7 @@ class DemoteArgs(NamedTuple):
 
     ctx: int
     tier: str = "dram"
+    cid: int = 0
 
 
 class MovedResult(NamedTuple):

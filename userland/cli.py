@@ -13,17 +13,22 @@ from .commands.boot import boot
 from .commands.chat import chat
 from .commands.demo import demo
 from .commands.kill import kill
+from .commands.memory import demote, evict, pin, prefetch, unpin
 from .commands.pull import pull
 from .commands.run import run
 from .commands.shutdown import shutdown
+from .commands.study import study
+from .commands.tiers import attach_tier, detach_tier
 from .output import AttnixError, CommandError, say_error
 from .shell.dmesg import dmesg
+from .shell.explain import explain
 from .shell.free import free
 from .shell.fsck import fsck
 from .shell.pmap import pmap
 from .shell.ps import ps
 from .shell.stat import stat
 from .shell.sysctl import sysctl
+from .shell.tiers import tiers
 from .shell.uname import uname
 from .shell.vmstat import vmstat
 
@@ -35,12 +40,18 @@ app = typer.Typer(
 )
 
 _PROGRAMS: tuple[Callable[..., None], ...] = (demo, pull, boot, run, chat, shutdown, kill)
-_INSPECTOR: tuple[Callable[..., None], ...] = (ps, pmap, free, stat, fsck, uname, dmesg, vmstat, sysctl)
+_MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
+_INSPECTOR: tuple[Callable[..., None], ...] = (
+    ps, pmap, free, tiers, stat, explain, fsck, uname, dmesg, vmstat, sysctl
+)  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)
+for _command in _MEMORY:
+    app.command(rich_help_panel="Memory")(_command)
 for _command in _INSPECTOR:
     app.command(rich_help_panel="Inspector")(_command)
 app.add_typer(bench, name="bench")
+app.add_typer(study, name="study")
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ SocketOption: TypeAlias = Annotated[
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 # Record fields that travel as packed arrays.
-_PACKED: Final = {"frames": "i", "shifts": "i", "counts": "h", "sharers": "i", "flags": "B", "hits": "i"}
+_PACKED: Final = {"frames": "i", "shifts": "i", "counts": "h", "sharers": "i", "flags": "B", "hits": "i", "copies": "B"}
 _PIPE_COLUMNS: Final = 96
 
 

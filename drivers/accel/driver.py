@@ -28,13 +28,14 @@ from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed
 from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
+from attnix.kernel.tag import GATES
 
 from ..memfd import advise_huge_pages, map_read_only, map_shared
 from ..protocol import PROTOCOL_VERSION, Probe
 from ..serve import ConfigError, DriverArguments
 from .config import ELEMENT_BYTES, KvDtype
 from .identity import fingerprint
-from .model import Model, Numerics, PageRows, PassRefused, Refusal
+from .model import LoadFailed, Model, Numerics, PageRows, PassRefused, Refusal
 from .model_files import ModelError
 from .sampler import BadLogits, sample, token_logprobs, top_logprobs
 from .weights import open_model
@@ -54,6 +55,7 @@ class AccelConfig(NamedTuple):
     numerics      fast | invariant
     threads       0: one per core
     cache_dir     where content digests are kept between runs; "": nowhere
+    gates_fd      descriptor of the gates; -1: none
     """
 
     model: str
@@ -65,6 +67,7 @@ class AccelConfig(NamedTuple):
     numerics: Numerics = "fast"
     threads: int = 0
     cache_dir: str = ""
+    gates_fd: int = -1
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> AccelConfig:
@@ -73,7 +76,7 @@ class AccelConfig(NamedTuple):
         for name, value in raw.items():
             if name not in cls._fields:
                 raise ConfigError(f"unknown setting {name!r}; there are {', '.join(cls._fields)}")
-            kind = int if name in ("slots", "entries", "block_tokens", "threads") else str
+            kind = type(cls._field_defaults.get(name, 0 if name in ("slots", "entries") else ""))
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"setting {name!r} must be {kind.__name__}, not {value!r}")
             if name in choices and value not in choices[name]:
@@ -118,7 +121,8 @@ def wanted_rows(seqs: npt.NDArray[Any], tokens: npt.NDArray[np.int32]) -> Want:
 class AccelBackend:
     """One model on one arena.  Error at construction: ConfigError (another try would end the same way)."""
 
-    def __init__(self, config: AccelConfig, arena: Any, rows: Any) -> None:
+    def __init__(self, config: AccelConfig, arena: Any, rows: Any, gates: Any = None) -> None:
+        """arena, rows, gates: shared memory; without gates a pass that names one is refused."""
         try:
             shape, weights, metadata = open_model(config.model, DTYPES[config.dtype])
             cache_dir = Path(config.cache_dir) if config.cache_dir else None
@@ -142,6 +146,10 @@ class AccelBackend:
                     f"{len(memoryview(rows))} bytes of page-table rows, {layout} needs {layout.total_bytes}"
                 )
             self._model.attach(arena, PageRows.over(rows, layout), config.block_tokens, self._capacity_frames)
+            if gates is not None:
+                if memoryview(gates).nbytes < 8 * GATES:
+                    raise ConfigError(f"{memoryview(gates).nbytes} bytes cannot hold {GATES} gates")
+                self._model.attach_gates(gates)
         except (ModelError, ValueError) as error:
             raise ConfigError(str(error)) from error
         self._config = config
@@ -153,6 +161,7 @@ class AccelBackend:
             "sequences": 0,
             "computed_tokens": 0,
             "compute_ns": 0,
+            "waited_ns": 0,
             "copied_frames": 0,
             "dropped_frames": 0,
             "refused": 0,
@@ -176,14 +185,15 @@ class AccelBackend:
         )
 
     def execute(self, effect: Exec) -> ExecDone | ExecFailed:
-        """One pass.  ExecFailed: refused by the engine's checks (nothing was done) or logits that are not finite."""
+        """One pass.  ExecFailed: refused by the engine's checks (nothing was done), a load that it waited for failed, or
+        logits that are not finite."""
         began_ns = time.perf_counter_ns()
         try:
             done = self._run(effect, began_ns)
         except PassRefused as refused:
             code = E.ESTALE if refused.reason is Refusal.STALE else E.EINVAL
             return self._failed(effect, code, str(refused))
-        except BadLogits as bad:
+        except (LoadFailed, BadLogits) as bad:
             return self._failed(effect, E.EIO, str(bad))
         except ValueError as error:
             return self._failed(effect, E.EINVAL, str(error))
@@ -191,6 +201,7 @@ class AccelBackend:
         self._counters["sequences"] += len(effect.seqs) // SEQ_BYTES
         self._counters["computed_tokens"] += done.computed_tokens
         self._counters["compute_ns"] += done.compute_ns
+        self._counters["waited_ns"] += done.waited_ns
         self._counters["copied_frames"] += len(effect.copies) // 8
         return done
 
@@ -213,8 +224,8 @@ class AccelBackend:
         return ExecFailed(effect.device, effect.seq, code, reason)
 
     def _run(self, effect: Exec, began_ns: int) -> ExecDone:
-        if len(effect.seqs) % SEQ_BYTES or len(effect.tokens) % 4 or len(effect.copies) % 8:
-            raise ValueError("seqs, tokens or copies are not whole records")
+        if len(effect.seqs) % SEQ_BYTES or len(effect.tokens) % 4 or len(effect.copies) % 8 or len(effect.gates) % 16:
+            raise ValueError("seqs, tokens, copies or gates are not whole records")
         seqs = np.frombuffer(effect.seqs, SEQ_DTYPE)
         tokens = np.frombuffer(effect.tokens, np.int32)
         copies = np.frombuffer(effect.copies, np.int32).reshape(-1, 2)
@@ -227,7 +238,9 @@ class AccelBackend:
             raise ValueError(f"the sequences' tokens are not the {len(tokens)} tokens of the pass, one after the other")
         histories = _histories(seqs, effect.histories)
         want = wanted_rows(seqs, tokens)
-        logits = self._model.forward(seqs, tokens, copies, want.rows)
+        gates = np.frombuffer(effect.gates, np.int64).reshape(-1, 2)
+        logits = self._model.forward(seqs, tokens, copies, want.rows, gates)
+        waited_ns = self._model.waited_ns
 
         last, flags = logits[: len(want.last)], seqs["flags"][want.last]
         sampling = np.flatnonzero(flags & SAMPLE)
@@ -253,6 +266,7 @@ class AccelBackend:
             tuple(scores),
             len(tokens),
             time.perf_counter_ns() - began_ns,
+            waited_ns,
         )
 
 
@@ -277,4 +291,5 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
     torch.set_num_threads(1)  # torch only converts weights here; the engine has its own threads, and two pools fight
     arena = map_shared(arguments.arena_fd)
     advise_huge_pages(arena)
-    return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)))
+    gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
+    return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), gates)

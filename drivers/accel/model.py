@@ -32,6 +32,7 @@ from .cpu.ops import DTYPE_CODES, Isa, chosen_isa
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 Numerics = Literal["fast", "invariant"]
 
 _QKV: Final = 0
@@ -48,7 +49,12 @@ _NORM_K: Final = 3
 _BIAS_QKV: Final = 4
 _NORM_OUT: Final = 5
 
-PHASES: Final = ("other", "norm", "qkv", "keys", "attend", "o", "ffn", "head")
+_LOAD: Final = 13
+_LATE: Final = 14
+NO_GATES: Final = np.empty((0, 2), np.int64)
+GATE_LIMIT_NS: Final = 30_000_000_000
+
+PHASES: Final = ("other", "norm", "qkv", "keys", "attend", "o", "ffn", "head", "wait")
 
 
 class Refusal(enum.IntEnum):
@@ -65,6 +71,7 @@ class Refusal(enum.IntEnum):
     WANT = 9  # detail: index in `want`
     COPY = 10  # detail: index in `copies`
     NOMEM = 11
+    GATE = 12  # a gate or ticket that cannot be; detail: index in `gates`
 
 
 class PassRefused(Exception):
@@ -74,6 +81,18 @@ class PassRefused(Exception):
         super().__init__(f"pass refused: {reason.name.lower()} at {detail}")
         self.reason = reason
         self.detail = detail
+
+
+class LoadFailed(Exception):
+    """A load that the pass waited for failed or did not come in time.
+
+    The pass ended between two layers: the KV that it was to write and the targets of its copies are undefined, as after
+    the death of a driver.  Nothing else has changed, and the same pass may be run again.
+    """
+
+    def __init__(self, code: int, gate: int) -> None:
+        super().__init__(f"the load at gate {gate} {'failed' if code == _LOAD else 'did not come in time'}")
+        self.gate = gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +179,7 @@ class Model:
         self._engine: Any = ffi.gc(pointer, lib.ax_free)
         self._load(weights)
         self._held: tuple[Any, ...] = ()  # buffers whose addresses the engine has
+        self._gates: Any = None
 
     @property
     def engine(self) -> str:
@@ -199,21 +219,39 @@ class Model:
         )
         self._held = (frames, rows, views)
 
-    def forward(self, seqs: npt.NDArray[Any], tokens: I32, copies: I32, want: I32) -> F32:
+    def attach_gates(self, gates: Any) -> None:
+        """Shared memory through which loads report their progress: a buffer of whole int64, which stays mapped."""
+        values = ffi.from_buffer("int64_t[]", gates)
+        lib.ax_attach_gates(self._engine, values, len(values))
+        self._gates = values
+
+    def forward(
+        self,
+        seqs: npt.NDArray[Any],
+        tokens: I32,
+        copies: I32,
+        want: I32,
+        gates: I64 = NO_GATES,
+        gate_limit_ns: int = GATE_LIMIT_NS,
+    ) -> F32:
         """One pass.
 
         seqs    [S]     records of kernel/batch.py; token_offset must be the running sum of ntokens
         tokens  [T]     i32
         copies  [n, 2]  i32  (source, destination) frames, copied whole and in order before anything else
         want    [w]     i32  token rows whose logits are wanted
+        gates   [g, 2]  i64  (gate, ticket): loads into frames that the pass uses, which it does not overtake: a layer
+                             runs when they have brought it (kernel/tag.py)
+        gate_limit_ns        how long the pass may wait for them, all together
         ->      [w, vocab] f32
 
-        Error: PassRefused, and nothing was done.
+        Error: PassRefused, and nothing was done; LoadFailed.
         """
         if seqs.dtype.itemsize != SEQ_BYTES:
             raise ValueError(f"a sequence record is {SEQ_BYTES} bytes, not {seqs.dtype.itemsize}")
         seqs = np.ascontiguousarray(seqs)
         tokens, copies, want = (np.ascontiguousarray(a, np.int32) for a in (tokens, copies, want))
+        gates = np.ascontiguousarray(gates, np.int64)
         logits = np.empty((want.size, self.config.vocab), np.float32)
         code = lib.ax_forward(
             self._engine,
@@ -225,11 +263,21 @@ class Model:
             copies.size // 2,
             ffi.from_buffer("int32_t[]", want),
             want.size,
+            ffi.from_buffer("int64_t[]", gates),
+            gates.size // 2,
+            gate_limit_ns,
             ffi.from_buffer("float[]", logits),
         )
+        if code in (_LOAD, _LATE):
+            raise LoadFailed(code, lib.ax_error_detail(self._engine))
         if code != 0:
             raise PassRefused(Refusal(code), lib.ax_error_detail(self._engine))
         return logits
+
+    @property
+    def waited_ns(self) -> int:
+        """Of the last pass: nanoseconds that it spent waiting for loads."""
+        return int(lib.ax_waited_ns(self._engine))
 
     def phase_ns(self) -> dict[str, int]:
         """Nanoseconds spent per kind of phase since the last call, as the first thread saw them."""

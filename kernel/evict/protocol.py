@@ -5,8 +5,8 @@ is mapped, wired or has a child in the same device, and the kernel takes least-r
 policy leaves short.  There is one instance per device, so its state is of that device only.
 
 All times are the kernel's `now_ns`; a policy reads no clock and draws no random number (it may keep a counter of its own
-and mix it).  `inserted`, `used` and `removed` are called only for policies that say `listens = True`: one call per
-admission, transfer or eviction, with all its blocks.
+and mix it).  `inserted`, `used`, `ended` and `removed` are called only for policies that say `listens = True`: one call per
+admission, transfer, turn or eviction, with all its blocks, along a context in its order (parents first).
 """
 
 from __future__ import annotations
@@ -64,6 +64,20 @@ class BlockView(Protocol):
         """Up to `want` different reclaimable leaves of `device` (no child there), drawn by a generator started at `seed`."""
         ...
 
+    def evictable(self, device: int, blocks: Sequence[int], want: int) -> Sequence[int]:
+        """Those of `blocks` that could go from `device` if they went in this order, the first `want` of them: reclaimable,
+        and each child there comes earlier in the answer.  For policies that keep a queue of their own."""
+        ...
+
+    def chain(self, device: int, leaf: int, want: int) -> Sequence[int]:
+        """`leaf`, its parent, its parent's parent ..., up to `want` blocks that could go from `device` in this order; it ends
+        before a block that is mapped, wired or has another child there.  For policies that look at leaves only."""
+        ...
+
+    def keys(self, blocks: Sequence[int]) -> Sequence[int]:
+        """64 bits of each block's key: what remains of a block when its number is used for another (ghost lists)."""
+        ...
+
     def facts(self, blocks: Sequence[int]) -> Sequence[Fact]: ...
 
     def rebuild_ns(self, depth: int) -> int:
@@ -96,6 +110,10 @@ class EvictionPolicy(Protocol):
 
     def used(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
         """Blocks of `device` that an admission found."""
+        ...
+
+    def ended(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        """A turn of a context ended; these are its blocks on `device`, and their facts have the new kind, turn and due_ns."""
         ...
 
     def removed(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:

@@ -30,11 +30,12 @@ PROCESS = {
 TIER = {
     "device": str, "tier": str, "state": str, "epoch": int, "capacity_frames": int, "free_frames": int,
     "reclaimable_frames": int, "mapped_frames": int, "wired_frames": int, "frame_bytes": int, "driver_pid": int,
-    "restarts": int,
+    "restarts": int, "policy": str, "engine": str,
+    **dict.fromkeys(("read_bytes_s", "write_bytes_s", "latency_ns", "read_bytes", "write_bytes", "errors", "corrupt"), int),
 }  # fmt: skip
 PAGEMAP = {
     "cid": int, "device": str, "block_tokens": int, "tokens": int,
-    **{name: [int] for name in ("frames", "shifts", "counts", "sharers", "flags", "hits")},
+    **{name: [int] for name in ("frames", "shifts", "counts", "sharers", "flags", "hits", "copies")},
 }  # fmt: skip
 UNAME = {
     **dict.fromkeys(("system", "version", "model", "fingerprint", "architecture", "kv_dtype", "numerics", "tokenizer"), str),
@@ -47,6 +48,7 @@ SHAPES: dict[str, Any] = {
     "pmap": {"tiers": [TIER], "contexts": [{"name": str, "pagemap": PAGEMAP}]},
     "pmap CID": PAGEMAP,
     "free": {"tiers": [TIER]},
+    "tiers": {"tiers": [TIER]},
     "stat CID": CONTEXT,
     "fsck": {"problems": [str], "checked_blocks": int, "checked_contexts": int},
     "uname": UNAME,
@@ -106,7 +108,9 @@ def test_control_a_misfit_is_found() -> None:
     assert all(misfit(shape, value) for value in wrong)
 
 
-@pytest.mark.parametrize("command", ["ps", "ps -c", "pmap", "free", "fsck", "uname", "dmesg", "vmstat", "sysctl"])
+@pytest.mark.parametrize(
+    "command", ["ps", "ps -c", "pmap", "free", "tiers", "fsck", "uname", "dmesg", "vmstat", "sysctl"]
+)
 def test_tables_show_what_is_there(serve: Serve, attnix: Attnix, command: str) -> None:
     with connect(serve(), name="holder") as system:
         context = system.alloc_context()
@@ -116,7 +120,7 @@ def test_tables_show_what_is_there(serve: Serve, attnix: Attnix, command: str) -
     assert (said.err, said.status) == ("", 0)
     expected = {
         "ps": r"holder\s+ready\s+0\s+1\s+10 ", "ps -c": r"cid 1 .*idle", "pmap": r"a holder  cid 1: 3 own, 0 shared",
-        "free": r"hbm0 +up +64 +61 +0 +3 +0", "fsck": r"every invariant holds \(\d+ blocks, 1 contexts",
+        "free": r"hbm0 +up +64 +61 +0 +3 +0", "tiers": r"hbm0 +hbm +up +64 .* 3 +61 ", "fsck": r"every invariant holds \(\d+ blocks, 1 contexts",
         "uname": r"frame +4 tokens", "dmesg": r"driver 1 is up", "vmstat": r"contexts +1\n", "sysctl": r"sched.step_tokens +512",
     }  # fmt: skip
     assert re.search(expected[command], said.out), said.out
@@ -134,7 +138,7 @@ def test_stat_and_pmap_of_one_context(serve: Serve, attnix: Attnix) -> None:
     assert [line.split()[6] for line in pmap.out.splitlines()[2:]] == ["FIV-", "FIV-", "--V-"]
 
 
-@pytest.mark.parametrize("command", ["ps", "pmap", "free", "fsck", "uname", "dmesg", "vmstat", "sysctl", "stat 1", "kill 1", "shutdown", "run hi", "chat"])  # fmt: skip
+@pytest.mark.parametrize("command", ["ps", "pmap", "free", "tiers", "explain", "prefetch 1", "demote 1", "evict 1", "pin 1", "unpin 1", "attach-tier nvme 1MiB", "detach-tier nvme0", "fsck", "uname", "dmesg", "vmstat", "sysctl", "stat 1", "kill 1", "shutdown", "run hi", "chat"])  # fmt: skip
 def test_without_a_daemon_it_says_what_to_do(nobody: str, attnix: Attnix, command: str) -> None:
     said = attnix(*command.split())
     assert said.status == 1
@@ -149,7 +153,7 @@ def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:
     assert said.json["error"]["kind"] == "connection"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json"])  # fmt: skip
+@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin x", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing"])  # fmt: skip
 def test_wrong_usage_is_status_2(nobody: str, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == 2
 
@@ -249,7 +253,11 @@ def test_fsck_fails_when_an_invariant_is_broken(serve: Serve, attnix: Attnix, mo
 
 
 def test_every_command_has_help(attnix: Attnix) -> None:
-    names = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
+    names = [
+        command.name or command.callback.__name__.replace("_", "-")
+        for command in cli.app.registered_commands
+        if command.callback
+    ]
     assert {"pull", "boot", "run", "chat", "demo", "ps", "pmap", "free", "fsck", "stat"} <= set(names)
     for name in names:
         said = attnix(name, "--help")

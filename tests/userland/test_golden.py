@@ -1,7 +1,7 @@
 """`ps`, `pmap`, `free`, `stat` over fixed records: what people see, held in tests/golden/.
 
 The records are made by hand, and so are the numbers in the golden files: two contexts of 40 tokens in blocks of 16
-that share two full blocks, frames of 360 KiB.  `UPDATE_GOLDEN=1` writes the files anew; read the difference.
+that share two full blocks, frames of 360 KiB; a dram and an nvme tier below hbm.  `UPDATE_GOLDEN=1` writes the files anew; read the difference.
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnix.syscalls.types import ContextRow, PagemapResult, ProcessRow, PsResult, TierRow, TiersResult, Usage
-from attnix.userland.shell import free, pmap, ps, stat
+from attnix.syscalls.types import (
+    ContextRow,
+    DecisionRow,
+    ExplainResult,
+    PagemapResult,
+    ProcessRow,
+    PsResult,
+    TierRow,
+    TiersResult,
+    Usage,
+)
+from attnix.userland.shell import explain, free, pmap, ps, stat, tiers
 
 from .conftest import Attnix
 
@@ -27,8 +37,9 @@ def pagemap(cid: int, tail_frame: int) -> PagemapResult:
     ints = [array("i", values).tobytes() for values in ([7, 8, tail_frame], [0, 0, 0], [2, 2, 1], [1, 1, 0])]
     frames, shifts, sharers, hits = ints
     return PagemapResult(
-        cid, "hbm0", 16, 40, frames, shifts, array("h", [16, 16, 8]).tobytes(), sharers, bytes([7, 7, 12]), hits
-    )
+        cid, "hbm0", 16, 40, frames, shifts, array("h", [16, 16, 8]).tobytes(), sharers, bytes([7, 7, 12]), hits,
+        bytes([0b111, 0b101, 0b001]),
+    )  # fmt: skip
 
 
 # 40 tokens of 23,040 bytes; proportional: two frames halved and one whole, 2 frames of 368,640.
@@ -52,7 +63,27 @@ PROCESSES = (
         SECOND_FORK.usage,
     ),
 )
-TIERS = TiersResult((TierRow("hbm0", "hbm", "up", 2, 728, 700, 24, 4, 1, FRAME, 4242, 1),))
+STORED = 364 << 10  # a stored frame: 4 KiB of header and the same KV
+TIERS = TiersResult(
+    (
+        TierRow(
+            "hbm0", "hbm", "up", 2, 728, 700, 24, 4, 1, FRAME, 4242, 1, "learned", "cpu/avx512bf16/bfloat16",
+            12 << 30, 11 << 30, 30_000, 5 << 20, 7 << 20,
+        ),
+        TierRow("dram0", "dram", "up", 1, 4096, 4000, 96, 0, 0, STORED, 0, 0, "lru", "memfd"),
+        TierRow(
+            "nvme0", "nvme", "down", 3, 20_000, 19_000, 1000, 0, 0, STORED, 4243, 2, "s3fifo", "io_uring, direct",
+            1200 << 20, 1 << 30, 85_000, 2 << 30, 3 << 30, 4, 1,
+        ),
+    )
+)  # fmt: skip
+DECISIONS = ExplainResult(
+    (
+        DecisionRow(7, 12_345_678_000, "evict", "hbm0", 11, 4, 4, "least likely to return of 64 sampled (0.02/s)"),
+        DecisionRow(8, 12_400_000_000, "load", "nvme0", 12, 9, 1, "0.3 ms to load, 16 ms to compute"),
+        DecisionRow(9, 12_500_000_000, "miss", "hbm0", 0, -1, 0, "no tier has it"),
+    )
+)
 
 
 class FixedSystem:
@@ -72,6 +103,10 @@ class FixedSystem:
     def tiers(self) -> TiersResult:
         return TIERS
 
+    def submit(self, name: str, args: tuple[object, ...], result: type) -> SimpleNamespace:
+        answers = {("explain", (0, 0, -1)): DECISIONS, ("explain", (0, 99, -1)): ExplainResult(())}
+        return SimpleNamespace(result=lambda: answers[name, tuple(args)])
+
     def stat(self, ctx: int, cid: int) -> ContextRow:
         return {11: FIRST, 12: SECOND_FORK}[cid]
 
@@ -81,14 +116,17 @@ class FixedSystem:
 
 @pytest.fixture(autouse=True)
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ps, pmap, free, stat):
+    for module in (ps, pmap, free, stat, tiers, explain):
         monkeypatch.setattr(module, "call_system", lambda socket, name: FixedSystem())
 
 
 @pytest.mark.parametrize(
     "line",
-    ["ps", "ps -c", "ps -p 3", "pmap", "pmap 11", "free", "stat 12", "ps --json", "pmap 11 --json", "free --json"],
-)
+    [
+        "ps", "ps -c", "ps -p 3", "pmap", "pmap 11", "free", "stat 12", "tiers", "explain", "explain 99",
+        "ps --json", "pmap 11 --json", "free --json",
+    ],
+)  # fmt: skip
 def test_golden(attnix: Attnix, line: str) -> None:
     said = attnix(*line.split())
     assert (said.err, said.status) == ("", 0)
@@ -98,6 +136,6 @@ def test_golden(attnix: Attnix, line: str) -> None:
     assert said.out == path.read_text()
 
 
-@pytest.mark.parametrize("name", ["ps.txt", "pmap.txt", "free.txt", "pmap_11.txt"])
+@pytest.mark.parametrize("name", ["ps.txt", "pmap.txt", "free.txt", "pmap_11.txt", "tiers.txt", "explain.txt"])
 def test_it_fits_into_eighty_columns_or_a_hundred(name: str) -> None:
     assert max(map(len, (GOLDEN / name).read_text().splitlines())) <= 96

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
@@ -16,6 +17,7 @@ from ..framemap import Mapped, draw, frame_map, legend
 from ..output import JsonOption, SocketOption, call_system, console, print_json, show, table
 from ..units import count, size
 
+_HBM: Final = "hbm"
 _FLAGS: Final = ((1, "F"), (2, "I"), (4, "V"), (8, "W"))
 _MARGIN: Final = 12  # columns for the frame number
 
@@ -28,6 +30,7 @@ def pmap(
     """Show a context's page table; without CTX, draw which frame belongs to whom.
 
     Flags: F full, I indexed (others can find it), V valid (computed), W wired (in the running batch).
+    COPIES are the devices that hold the block's content; only hbm has page tables, so only hbm is drawn as a map.
     """
     with call_system(socket, "pmap") as system:
         if cid:
@@ -35,7 +38,8 @@ def pmap(
             if as_json:
                 print_json(page_table)
             else:
-                print_page_table(console(), page_table)
+                devices = [tier.device for tier in system.tiers().tiers]
+                print_page_table(console(), page_table, devices)
             return
         tiers = system.tiers().tiers
         mapped = collect(system, system.ps().processes)
@@ -43,7 +47,10 @@ def pmap(
         print_json({"tiers": tiers, "contexts": [{"name": m.name, "pagemap": m.pagemap} for m in mapped]})
         return
     for tier in tiers:
-        print_frame_map(console(), tier, mapped)
+        if tier.tier == _HBM:
+            print_frame_map(console(), tier, mapped)
+        else:
+            print_store(console(), tier)
 
 
 def collect(system: Client, processes: tuple[ProcessRow, ...]) -> list[Mapped]:
@@ -58,19 +65,37 @@ def collect(system: Client, processes: tuple[ProcessRow, ...]) -> list[Mapped]:
     return found
 
 
-def print_page_table(to: Console, seen: PagemapResult) -> None:
-    """A line per logical block."""
+def print_page_table(to: Console, seen: PagemapResult, devices: Sequence[str]) -> None:
+    """A line per logical block.  devices: their names, by number."""
     show(f"cid {seen.cid} on {seen.device}: {count(seen.tokens)} tokens in blocks of {seen.block_tokens}", to)
     made = table(">BLOCK", ">TOKENS", ">FRAME", ">SHIFT", ">COUNT", ">SHARERS", "FLAGS", ">HITS")
+    copies = [copies_text(bits, devices) for bits in seen.copies]
+    if copies:
+        made.add_column("COPIES", no_wrap=True)
     first = 0
-    columns = (array(kind, data) for kind, data in zip("iihiBi", seen[4:], strict=True))
+    columns = (array(kind, data) for kind, data in zip("iihiBi", seen[4:10], strict=True))
     for block, (frame, shift, tokens, sharers, flags, hits) in enumerate(zip(*columns, strict=True)):
         letters = "".join(letter if flags & bit else "-" for bit, letter in _FLAGS)
         span = f"{first}-{first + tokens - 1}" if tokens else "-"
         cells = (block, span, frame if frame >= 0 else "-", shift, tokens, sharers, letters, hits)
-        made.add_row(*map(str, cells), style="yellow" if sharers > 1 else "")
+        made.add_row(*map(str, cells), *copies[block : block + 1], style="yellow" if sharers > 1 else "")
         first += tokens
     show(made, to)
+
+
+def copies_text(bits: int, devices: Sequence[str]) -> str:
+    """Names of the devices whose bits are set; `-` for none."""
+    return " ".join(name for number, name in enumerate(devices) if bits >> number & 1) or "-"
+
+
+def print_store(to: Console, tier: TierRow) -> None:
+    """One line about a tier that has no page tables."""
+    held = tier.capacity_frames - tier.free_frames
+    show(
+        f"{tier.device}: {count(tier.capacity_frames)} frames of {size(tier.frame_bytes)}; "
+        f"{count(held)} hold copies ({size(held * tier.frame_bytes)})",
+        to,
+    )
 
 
 def print_frame_map(to: Console, tier: TierRow, mapped: list[Mapped]) -> None:

@@ -12,6 +12,7 @@ CSRC = "src/attnix/drivers/accel/cpu/csrc"
 SOURCES = [
     "forward.c",
     "engine.c",
+    "gates.c",
     "weights.c",
     "pool.c",
     "ops.c",
@@ -39,7 +40,10 @@ ffi.cdef(
     void ax_attach(ax_engine *e, void *arena, int capacity, int block_tokens, const int32_t *frame,
                    const int32_t *shift, const int16_t *count, const uint32_t *generation, int slots, int row_entries);
     int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens, int ntokens,
-                   const int32_t *copies, int ncopies, const int32_t *want, int nwant, float *logits);
+                   const int32_t *copies, int ncopies, const int32_t *want, int nwant, const int64_t *gates, int ngates, int64_t limit_ns,
+                   float *logits);
+    void ax_attach_gates(ax_engine *e, const int64_t *gates, int ngates);
+    int64_t ax_waited_ns(const ax_engine *e);
     int ax_error_detail(const ax_engine *e);
     void ax_phase_ns(ax_engine *e, int64_t *ns);
 

@@ -164,6 +164,15 @@ void ax_attach(ax_engine *e, void *arena, int capacity, int block_tokens, const 
     e->row_entries = row_entries;
 }
 
+/* Wait at these gates when a pass asks for it; they stay the caller's. */
+void ax_attach_gates(ax_engine *e, const int64_t *gates, int ngates) {
+    e->gates = (const _Atomic int64_t *)gates;
+    e->ngates = ngates;
+}
+
+/* Of the last pass: nanoseconds spent at gates. */
+int64_t ax_waited_ns(const ax_engine *e) { return e->waited_ns; }
+
 int ax_error_detail(const ax_engine *e) { return e->detail; }
 
 /* Nanoseconds of thread 0 in each kind of phase since the last call (see forward.c); for measurement. */

@@ -1,7 +1,8 @@
 /* The CPU compute engine of the accel driver: types shared by its files.
  *
  * Reading order: forward.c (one pass, phase by phase), isa_kernels.h (products and element-wise kernels),
- * isa_attention.h (attention over the page table), pool.c (threads), weights.c (packing), engine.c (life of an engine).
+ * isa_attention.h (attention over the page table), gates.c (waiting for loads), pool.c (threads), weights.c (packing),
+ * engine.c (life of an engine).
  *
  * Letters: M rows (tokens) of a pass, K inner dimension, N outputs, D head dim, G query heads per KV head,
  * P tokens per block, F frames, L layers.
@@ -35,7 +36,7 @@ enum { AX_OUT_STORE = 0, AX_OUT_ADD = 1, AX_OUT_SILU = 2 };                   /*
 enum { AX_QKV = 0, AX_O = 1, AX_GATE_UP = 2, AX_DOWN = 3, AX_HEAD = 4, AX_EMBED = 5, AX_MATRICES = 6 };
 enum { AX_NORM_ATTN = 0, AX_NORM_FFN = 1, AX_NORM_Q = 2, AX_NORM_K = 3, AX_BIAS_QKV = 4, AX_NORM_OUT = 5, AX_VECTORS = 6 };
 
-enum { /* results of ax_forward; anything but AX_OK means that nothing was done */
+enum { /* results of ax_forward; anything but AX_OK and the last two means that nothing was done */
     AX_OK = 0,
     AX_ENOTREADY = 1,   /* weights missing or no arena attached */
     AX_ESLOT = 2,       /* slot outside the rows */
@@ -48,6 +49,10 @@ enum { /* results of ax_forward; anything but AX_OK means that nothing was done 
     AX_EWANT = 9,       /* a wanted row outside the rows of the pass */
     AX_ECOPY = 10,      /* a copy's frame outside the arena */
     AX_ENOMEM = 11,
+    AX_EGATE = 12,      /* a gate outside the gates that are attached */
+    /* after these two the pass ended in the middle: what it was to write (its own KV, its copies' targets) is undefined */
+    AX_ELOAD = 13,      /* a load that the pass waited for failed; detail: gate */
+    AX_ELATE = 14,      /* a load did not come in time; detail: gate */
 };
 
 typedef struct { /* one record of the exec ABI, kernel/batch.py SEQ_FIELDS */
@@ -121,6 +126,7 @@ struct ax_engine {
     uint8_t *arena; int32_t capacity, block_tokens; size_t frame_bytes, plane_bytes; /* plane: [kv_heads, P, D] */
     const int32_t *frame, *shift; const int16_t *count; const uint32_t *generation;
     int32_t slots, row_entries;
+    const _Atomic int64_t *gates; int32_t ngates; /* shared with the drivers that load frames (gates.c) */
     /* rotary tables, filled up to `rope_ready` positions */
     float *inv_freq, *cosine, *sine; int32_t rope_ready;
     /* the pass */
@@ -137,8 +143,11 @@ struct ax_engine {
     /* arguments of the pass */
     const ax_seq *seqs; int32_t nseqs; const int32_t *tokens; const int32_t *copies; int32_t ncopies;
     int32_t chunk_row, chunk_rows, first_span, last_span, nwanted;
+    const int64_t *waits; int32_t nwaits; /* pairs (gate, ticket) */
+    int64_t gate_deadline_ns, waited_ns;
+    int32_t result;                 /* why a pass that has begun ends early */
     int32_t detail;                 /* which sequence, row or copy an error is about */
-    int64_t ns[8];                  /* time per kind of phase, thread 0 */
+    int64_t ns[9];                  /* time per kind of phase, thread 0 */
 };
 
 /* pool.c */
@@ -149,6 +158,11 @@ void ax_pool_run(ax_pool *pool, ax_work work, void *arg);
 void ax_pool_barrier(ax_pool *pool, int thread, ax_work last, void *arg);
 /* the next share [*from, *to) of `total` pieces in this phase; 0 when none is left */
 int ax_pool_take(ax_pool *pool, int thread, long total, long least, long *from, long *to);
+
+/* gates.c */
+int64_t ax_now_ns(void);
+int ax_gates_closed(const ax_engine *e);
+int ax_gates_wait(ax_engine *e, int layer);
 
 /* weights.c */
 void *ax_alloc_huge(size_t bytes);
@@ -172,6 +186,13 @@ static inline uint16_t ax_to_bf16(float x) { /* round to nearest even; NaN stays
     union { float f; uint32_t u; } v = {.f = x};
     if ((v.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((v.u >> 16) | 0x40u);
     return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
+}
+static inline void ax_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
 }
 static inline int ax_pad(int n, int step) { return (n + step - 1) / step * step; }
 

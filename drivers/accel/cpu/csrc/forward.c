@@ -21,24 +21,17 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { NS_OTHER, NS_NORM, NS_QKV, NS_KEYS, NS_ATTEND, NS_O, NS_FFN, NS_HEAD };
+enum { NS_OTHER, NS_NORM, NS_QKV, NS_KEYS, NS_ATTEND, NS_O, NS_FFN, NS_HEAD, NS_WAIT };
 enum { GROUP_BYTES = 384 << 10, TASKS_PER_THREAD = 4 };
 
 typedef struct { float *base; long step; float **rows; const float *bias; int how; const ax_rows *gated; int n; } out_t;
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* Wait for all; the last thread to come does `last` first. */
 static void phase_end_with(ax_engine *e, int thread, int kind, int64_t *since, ax_work last, void *arg) {
     ax_pool_barrier(e->pool, thread, last, arg);
     if (thread != 0) return;
-    int64_t now = now_ns();
+    int64_t now = ax_now_ns();
     e->ns[kind] += now - *since;
     *since = now;
 }
@@ -187,6 +180,28 @@ static void end_then(ax_engine *e, int thread, int kind, int64_t *since, step_t 
     phase_end(e, thread, step.kind == STEP_MERGE ? NS_ATTEND : step.kind == STEP_KEYS ? NS_KEYS : NS_NORM, since);
 }
 
+/* Copy `layers` layers, from `layer` on, of one pair of frames. */
+static void copy_layers(ax_engine *e, int copy, long layer, long layers) {
+    size_t at = (size_t)layer * e->plane_bytes * 2;
+    memmove(e->arena + (size_t)e->copies[2 * copy + 1] * e->frame_bytes + at,
+            e->arena + (size_t)e->copies[2 * copy] * e->frame_bytes + at, (size_t)layers * e->plane_bytes * 2);
+}
+
+/* A layer may go on: its loads are there, then its part of the copies (whose sources may be among the loads). */
+static void open_layer(void *step, int thread) {
+    step_t *s = step;
+    ax_engine *e = s->e;
+    int64_t before = e->waited_ns;
+    (void)thread;
+    e->result = ax_gates_wait(e, s->layer);
+    e->ns[NS_WAIT] += e->waited_ns - before;
+    e->ns[NS_QKV] -= e->waited_ns - before; /* the phase that this barrier ends is charged with it too */
+    for (int i = 0; i < e->ncopies && e->result == AX_OK; i++) copy_layers(e, i, s->layer, 1);
+}
+
+/* The first chunk of a pass goes through the gates; when it is through, everything has been loaded. */
+static int is_gated(const ax_engine *e) { return e->nwaits > 0 && e->chunk_row == 0; }
+
 static void layers(ax_engine *e, int thread, int64_t *since) {
     const ax_shape *s = &e->s;
     long from, to;
@@ -194,7 +209,12 @@ static void layers(ax_engine *e, int thread, int64_t *since) {
         const ax_layer *layer = &e->layer[l];
         product(e, thread, &layer->m[AX_QKV], &e->normed,
                 &(out_t){.base = e->qkv, .step = e->qkv_columns, .bias = layer->v[AX_BIAS_QKV], .how = AX_OUT_STORE, .n = e->qkv_columns});
-        end_then(e, thread, NS_QKV, since, (step_t){e, STEP_KEYS, l});
+        step_t keys = {e, STEP_KEYS, l};
+        if (is_gated(e)) { /* as late as possible: here the layer's frames are touched for the first time */
+            phase_end_with(e, thread, NS_QKV, since, open_layer, &keys);
+            if (e->result != AX_OK) return;
+        }
+        end_then(e, thread, NS_QKV, since, keys);
         while (ax_pool_take(e->pool, thread, e->ntasks, 1, &from, &to))
             for (long i = from; i < to; i++)
                 e->isa->attend(e, l, &e->tasks[i], i + 1 < to ? &e->tasks[i + 1] : NULL, &e->scratch[thread]);
@@ -306,14 +326,10 @@ static void start_chunk(void *pass, int thread) {
 static void pass(void *arg, int thread) {
     pass_t *p = arg;
     ax_engine *e = p->e;
-    int64_t since = now_ns();
+    int64_t since = ax_now_ns();
     long from, to;
-    for (int i = 0; i < e->ncopies; i++) { /* in order, each cut among the threads */
-        const uint8_t *source = e->arena + (size_t)e->copies[2 * i] * e->frame_bytes;
-        uint8_t *target = e->arena + (size_t)e->copies[2 * i + 1] * e->frame_bytes;
-        size_t piece = e->plane_bytes * 2;
-        while (ax_pool_take(e->pool, thread, e->s.layers, 1, &from, &to))
-            memmove(target + (size_t)from * piece, source + (size_t)from * piece, (size_t)(to - from) * piece);
+    for (int i = 0; i < e->ncopies && e->nwaits == 0; i++) { /* in order, each cut among the threads */
+        while (ax_pool_take(e->pool, thread, e->s.layers, 1, &from, &to)) copy_layers(e, i, from, to - from);
         phase_end(e, thread, NS_OTHER, &since);
     }
     const ax_matrix *embed = e->s.tied ? &e->head : &e->embed;
@@ -326,6 +342,7 @@ static void pass(void *arg, int thread) {
             }
         phase_end(e, thread, NS_OTHER, &since);
         layers(e, thread, &since);
+        if (e->result != AX_OK) return;
         if (p->nwant > 0) head(e, thread, p, &since);
     }
 }
@@ -412,23 +429,34 @@ static void extend_rope(ax_engine *e, int positions) {
         }
 }
 
-/* Run one pass (see kernel/batch.py for the records).  logits: [nwant, vocab].  Any result but AX_OK: nothing was done. */
+/* Run one pass (see kernel/batch.py for the records).  logits: [nwant, vocab].  gates: ngates pairs (gate, ticket), for
+ * which the pass waits no longer than limit_ns together.  Any result but AX_OK, AX_ELOAD and AX_ELATE: nothing was done. */
 int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens, int ntokens, const int32_t *copies,
-               int ncopies, const int32_t *want, int nwant, float *logits) {
+               int ncopies, const int32_t *want, int nwant, const int64_t *gates, int ngates, int64_t limit_ns,
+               float *logits) {
     if (e->arena == NULL || e->head.filled < e->s.vocab) return fail(e, AX_ENOTREADY, 0);
     e->seqs = seqs;
     e->nseqs = nseqs;
     e->tokens = tokens;
     e->copies = copies;
     e->ncopies = ncopies;
+    e->waits = gates;
+    e->nwaits = 0;
+    e->waited_ns = 0;
+    e->result = AX_OK;
     int newest = 0, bad = decode_spans(e, ntokens, &newest);
     if (bad) return bad;
     for (int i = 0; i < 2 * ncopies; i++)
         if (copies[i] < 0 || copies[i] >= e->capacity) return fail(e, AX_ECOPY, i / 2);
     for (int i = 0; i < nwant; i++)
         if (want[i] < 0 || want[i] >= ntokens) return fail(e, AX_EWANT, i);
+    for (int i = 0; i < ngates; i++)
+        if (gates[2 * i] < 0 || gates[2 * i] >= e->ngates || gates[2 * i + 1] < 0) return fail(e, AX_EGATE, i);
+    e->nwaits = ngates;
+    if (!ax_gates_closed(e)) e->nwaits = 0; /* all is there: a pass like any other */
+    e->gate_deadline_ns = ax_now_ns() + limit_ns;
     extend_rope(e, newest);
     pass_t p = {e, ntokens, nwant, want, logits, 0, 0};
     ax_pool_run(e->pool, pass, &p);
-    return AX_OK;
+    return e->result;
 }

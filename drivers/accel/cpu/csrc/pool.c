@@ -37,14 +37,6 @@ struct ax_pool {
 
 typedef struct { ax_pool *pool; int thread; } seat_t;
 
-static void pause_cpu(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static void futex_wait(atomic_uint *word, unsigned seen) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0); }
 static void futex_wake(atomic_uint *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 
@@ -68,7 +60,7 @@ void ax_pool_barrier(ax_pool *p, int thread, ax_work last, void *arg) {
     }
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(&p->phase, memory_order_acquire) != now) return;
-        pause_cpu();
+        ax_pause();
     }
     atomic_fetch_add(&p->sleepers, 1);
     while (atomic_load(&p->phase) == now) futex_wait(&p->phase, now);

@@ -1,0 +1,37 @@
+"""Eviction policies by name: ours, and those that were registered (src/attnix/boot.py reads the entry point group)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Final
+
+from .protocol import EvictionPolicy
+
+Factory = Callable[[], EvictionPolicy]
+
+DEFAULT: Final = "learned"
+BUILT_IN: Final = ("arc", "cost", "fifo", "learned", "lfu", "lru", "priority", "reuse", "s3fifo", "sieve", "slru", "ttl")
+_registered: dict[str, Factory] = {}
+
+
+def names() -> tuple[str, ...]:
+    """What `make` knows, in order."""
+    return tuple(sorted({*BUILT_IN, *_registered}))
+
+
+def register(name: str, factory: Factory) -> None:
+    """Make `name` mean a third party's policy.  `factory` is called once per device.  ValueError: the name is taken."""
+    if name in BUILT_IN or name in _registered:
+        raise ValueError(f"there is an eviction policy {name!r} already")
+    _registered[name] = factory
+
+
+def make(name: str) -> EvictionPolicy:
+    """A new instance for one device.  KeyError: nobody knows `name`."""
+    if name in _registered:
+        return _registered[name]()
+    if name not in BUILT_IN:
+        raise KeyError(f"no eviction policy {name!r}; known: {', '.join(names())}")
+    policy: EvictionPolicy = getattr(import_module(f".{name}", __package__), name.capitalize())()
+    return policy

@@ -1,0 +1,88 @@
+"""prefetch, demote, evict, pin, unpin, attach-tier and detach-tier: which call each makes, and what it says of the answer."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attnix.syscalls.types import AttachTierResult, Empty, MovedResult
+from attnix.userland.commands import memory, tiers
+
+from .conftest import Attnix
+
+ANSWERS: dict[str, Any] = {
+    "prefetch": MovedResult(3, 8, 0),
+    "demote": MovedResult(1, 8, 2),
+    "evict": MovedResult(5, 0, 0),
+    "pin": Empty(),
+    "unpin": Empty(),
+    "attach_tier": AttachTierResult("nvme1"),
+    "detach_tier": Empty(),
+}
+
+
+class Recorded:
+    """A client that notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, name: str, args: Any, result: type) -> SimpleNamespace:
+        assert isinstance(ANSWERS[name], result)
+        self.asked.append((name, args._asdict()))
+        return SimpleNamespace(result=lambda: ANSWERS[name])
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    recorded = Recorded()
+    for module in (memory, tiers):
+        monkeypatch.setattr(module, "call_system", lambda socket, name: recorded)
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("line", "call", "args"),
+    [
+        ("prefetch 7", "prefetch", {"ctx": 0, "tier": "hbm", "deadline_ms": 0, "cid": 7}),
+        ("prefetch 7 -t dram --deadline-ms 50", "prefetch", {"ctx": 0, "tier": "dram", "deadline_ms": 50, "cid": 7}),
+        ("evict 7", "evict", {"ctx": 0, "cid": 7}),
+        ("pin 7 --duration-ms 900", "pin", {"ctx": 0, "duration_ms": 900, "cid": 7}),
+        ("unpin 7", "unpin", {"ctx": 0, "cid": 7}),
+        ("detach-tier nvme1", "detach_tier", {"device": "nvme1"}),
+    ],
+)
+def test_each_makes_its_call(system: Recorded, attnix: Attnix, line: str, call: str, args: dict[str, Any]) -> None:
+    assert attnix(*line.split()).status == 0
+    assert system.asked == [(call, args)]
+    said = attnix(*line.split(), "--json")
+    assert said.status == 0
+    assert said.json is not None
+
+
+def test_what_could_not_be_moved_is_said_and_is_status_1(system: Recorded, attnix: Attnix) -> None:
+    said = attnix("demote", "7", "--tier", "nvme")
+    assert system.asked == [("demote", {"ctx": 0, "tier": "nvme", "cid": 7})]
+    assert said.status == 1
+    assert said.out.splitlines()[0] == "1 block moved, 8 in nvme now"
+    assert said.out.splitlines()[1].startswith("2 blocks could not be moved")
+    as_json = attnix("demote", "7", "--json")
+    assert as_json.status == 1
+    assert as_json.json == {"moved_blocks": 1, "resident_blocks": 8, "failed_blocks": 2}
+
+
+def test_settings_of_a_tier_travel_as_json(system: Recorded, attnix: Attnix) -> None:
+    said = attnix("attach-tier", "nvme", "1.5GiB", "path=/data/kv", "depth=32", "direct=false")
+    assert (said.out, said.status) == ("nvme1\n", 0)
+    ((name, args),) = system.asked
+    assert (name, args["kind"], args["size_bytes"]) == ("attach_tier", "nvme", 3 << 29)
+    assert json.loads(args["settings"]) == {"path": "/data/kv", "depth": 32, "direct": False}

@@ -1,0 +1,90 @@
+"""Commands that move a context between tiers: prefetch, demote, evict, pin, unpin.
+
+They name a context by its cid, as `attnix ps -c` shows it, whoever holds it; the kernel allows it within one uid.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from attnix.syscalls.types import DemoteArgs, Empty, LookArgs, MovedResult, PinArgs, PrefetchArgs
+
+from ..output import JsonOption, SocketOption, call_system, print_json, show
+from ..units import count
+
+CidArgument: TypeAlias = Annotated[int, typer.Argument(metavar="CTX", help="A cid, as `attnix ps -c` shows it.", min=1)]
+
+
+def prefetch(
+    cid: CidArgument,
+    tier: Annotated[str, typer.Option("--tier", "-t", help="Bring it up to this tier.")] = "hbm",
+    deadline_ms: Annotated[int, typer.Option("--deadline-ms", help="Give up after so long; 0: never.", min=0)] = 0,
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+) -> None:
+    """Bring a context's blocks up to a faster tier, and wait until they are there.  Exit status 1 when some are not."""
+    with call_system(socket, "prefetch") as system:
+        moved = system.submit("prefetch", PrefetchArgs(0, tier, deadline_ms, cid), MovedResult).result()
+    tell(moved, tier, as_json)
+
+
+def demote(
+    cid: CidArgument,
+    tier: Annotated[str, typer.Option("--tier", "-t", help="Copy it down to this tier.")] = "dram",
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+) -> None:
+    """Copy a context's blocks down to a slower tier and give the faster frames back.  Exit status 1 when some stay."""
+    with call_system(socket, "demote") as system:
+        moved = system.submit("demote", DemoteArgs(0, tier, cid), MovedResult).result()
+    tell(moved, tier, as_json)
+
+
+def evict(cid: CidArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
+    """Give a context's frames back in every tier; its log stays, so what is wanted again is computed again."""
+    with call_system(socket, "evict") as system:
+        moved = system.submit("evict", LookArgs(0, cid), MovedResult).result()
+    tell(moved, "", as_json)
+
+
+def tell(moved: MovedResult, tier: str, as_json: bool) -> None:
+    """What happened.  Error: typer.Exit 1 when a block could not be moved."""
+    if as_json:
+        print_json(moved)
+    elif tier:
+        show(f"{_blocks(moved.moved_blocks)} moved, {count(moved.resident_blocks)} in {tier} now")
+    else:
+        show(f"{_blocks(moved.moved_blocks)} evicted, {count(moved.resident_blocks)} left")
+    if moved.failed_blocks:
+        if not as_json:
+            show(f"{_blocks(moved.failed_blocks)} could not be moved: `attnix explain` and `attnix dmesg` say why")
+        raise typer.Exit(1)
+
+
+def _blocks(number: int) -> str:
+    return f"{count(number)} block{'' if number == 1 else 's'}"
+
+
+def pin(
+    cid: CidArgument,
+    duration_ms: Annotated[
+        int, typer.Option("--duration-ms", help="For so long; 0: as long as sysctl pin.max_ms allows.", min=0)
+    ] = 0,
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+) -> None:
+    """Keep a context in hbm until `unpin` or for a time.  Bounded: a share of the pool, and a deadline."""
+    with call_system(socket, "pin") as system:
+        system.submit("pin", PinArgs(0, duration_ms, cid), Empty).result()
+    if as_json:
+        print_json({"pinned": cid})
+
+
+def unpin(cid: CidArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
+    """Let a pinned context leave hbm again."""
+    with call_system(socket, "unpin") as system:
+        system.submit("unpin", LookArgs(0, cid), Empty).result()
+    if as_json:
+        print_json({"unpinned": cid})

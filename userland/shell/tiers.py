@@ -1,0 +1,52 @@
+"""`attnix tiers`: the memory devices, what they are made of, and what moving to and from them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from attnix.syscalls.types import TierRow
+
+from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..units import count, duration, rate, size
+
+
+def tiers(as_json: JsonOption = False, socket: SocketOption = "") -> None:
+    """Show every memory device: state, policy and engine; then its measured speed and what it has moved since boot.
+
+    READ is out of the device, WRITE into it; the rates and the latency are measured by its driver, `-` until it has.
+    """
+    with call_system(socket, "tiers") as system:
+        seen = system.tiers()
+    if as_json:
+        print_json(seen)
+        return
+    show(device_table(seen.tiers))
+    show("")
+    show(traffic_table(seen.tiers))
+
+
+def device_table(rows: Sequence[TierRow]) -> Table:
+    """What each device is."""
+    made = table("DEVICE", "TIER", "STATE", ">FRAMES", ">SIZE", ">USED", ">FREE", "POLICY", "~ENGINE")
+    for row in rows:
+        used = row.capacity_frames - row.free_frames
+        made.add_row(
+            row.device, row.tier, row.state, count(row.capacity_frames), size(row.capacity_frames * row.frame_bytes),
+            count(used), count(row.free_frames), row.policy or "-", row.engine or "-",
+            style="" if row.state == "up" else "yellow",
+        )  # fmt: skip
+    return made
+
+
+def traffic_table(rows: Sequence[TierRow]) -> Table:
+    """What each device does."""
+    made = table("DEVICE", ">READ/s", ">WRITE/s", ">LATENCY", ">READ", ">WRITTEN", ">ERRORS", ">CORRUPT", ">RESTARTS")
+    for row in rows:
+        made.add_row(
+            row.device, rate(row.read_bytes_s), rate(row.write_bytes_s), duration(row.latency_ns),
+            size(row.read_bytes), size(row.write_bytes), count(row.errors), count(row.corrupt), count(row.restarts),
+            style="red" if row.corrupt else "yellow" if row.errors else "",
+        )  # fmt: skip
+    return made
