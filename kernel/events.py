@@ -53,12 +53,22 @@ class Resume(NamedTuple):
 
 
 class DriverUp(NamedTuple):
-    """An accel answered its probe.  `arena` is "kept" when frames written before survived, else "lost"."""
+    """A driver answered its probe.  `arena` is "kept" when frames written before survived, else "lost".
+
+    engine    how it does its work, for people
+    direct    a tier's driver that reads straight into hbm frames and reports its progress at gates
+    the rest  measured by the driver itself, 0: not measured
+    """
 
     device: int
     epoch: int
     driver_pid: int
     arena: str
+    engine: str = ""
+    direct: bool = False
+    read_bytes_s: int = 0
+    write_bytes_s: int = 0
+    latency_ns: int = 0
 
 
 class DriverDown(NamedTuple):

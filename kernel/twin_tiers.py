@@ -278,6 +278,49 @@ class TwinTiers(TwinMapping):
                 return d
         return NO_COPY
 
+    def loading(self, s: int) -> int:
+        """Entries of the slot's row that are LOADING."""
+        slot = self._slot(s)
+        frames = self._pools[slot.device].frames
+        return sum(1 for f in slot.frames if frames[f].state == LOADING)
+
+    def evictable(self, device: int, blocks: Sequence[int], want: int) -> list[int]:
+        """Those of `blocks` that could go from the device if they went in this order, the first `want` of them."""
+        pool = self._pool(device)
+        found: list[int] = []
+        gone: dict[int, int] = {}
+        for b in blocks:
+            if len(found) == want:
+                break
+            block = self._blocks[b]
+            f = block.copies[device]
+            if f >= 0 and self._can_go(pool, f) and block.children[device] == gone.get(b, 0):
+                found.append(b)
+                gone[block.parent] = gone.get(block.parent, 0) + 1
+        return found
+
+    def chain(self, device: int, leaf: int, want: int) -> list[int]:
+        """`leaf`, its parent, and so on: up to `want` blocks that could go from the device in this order."""
+        pool = self._pool(device)
+        found: list[int] = []
+        b = leaf
+        while b >= 0 and len(found) < want:
+            block = self._blocks[b]
+            f = block.copies[device]
+            if f < 0 or not self._can_go(pool, f) or block.children[device] != (1 if found else 0):
+                break
+            found.append(b)
+            b = block.parent
+        return found
+
+    @staticmethod
+    def _can_go(pool: PoolState, f: int) -> bool:
+        return bool(pool.frames[f].stamp) and pool.frames[f].wired == 0
+
+    def key_heads(self, blocks: Sequence[int]) -> list[int]:
+        """The first 64 bits of each block's key, little-endian; 0 for a private block."""
+        return [int.from_bytes(self._blocks[b].key[:8], "little") for b in blocks]
+
     def row_blocks(self, s: int) -> list[int]:
         """The slot's full, computed and findable blocks that its row maps, the deepest first."""
         slot = self._slot(s)

@@ -29,6 +29,15 @@ class KernelView:
     def sample(self, device: int, want: int, seed: int) -> Sequence[int]:
         return self._core.sample(device, want, seed)
 
+    def evictable(self, device: int, blocks: Sequence[int], want: int) -> Sequence[int]:
+        return self._core.evictable(device, blocks, want)
+
+    def chain(self, device: int, leaf: int, want: int) -> Sequence[int]:
+        return self._core.chain(device, leaf, want)
+
+    def keys(self, blocks: Sequence[int]) -> Sequence[int]:
+        return self._core.key_heads(blocks)
+
     def facts(self, blocks: Sequence[int]) -> Sequence[Fact]:
         return [
             Fact(used, due, depth, hits, kind, turn, children, 1 if mask & (mask - 1) else 0, priority)
