@@ -43,8 +43,3 @@ class Gates:
             self._values.release()
             with contextlib.suppress(BufferError):
                 self._map.close()
-
-
-def map_gates(fd: int) -> memoryview:
-    """A driver's end: the array, writable."""
-    return memoryview(map_shared(fd)).cast("q")

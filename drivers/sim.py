@@ -3,18 +3,21 @@
     python -m attnix.drivers.sim --channel FD --arena FD --rows FD --config JSON
 
 Configuration (a JSON object): slots, entries (the row layout, required), block_tokens, vocab, model, script,
-ns_per_token, ns_per_pass, numerics.  The capacity is what fits into the arena.  Times are really slept here.
+ns_per_token, ns_per_pass, numerics, layers (of a stored frame); with tiers also dram_fd, dram_device, dram_frames and
+gates_fd.  The capacity is what fits into the arena.  Times are really slept here.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.errors import E
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
 
@@ -46,18 +49,22 @@ __all__ = [
     "reference_tokens",
 ]
 
+_GATE_POLL_S = 0.0001
 _SETTINGS = {
     "slots": int, "entries": int, "block_tokens": int, "vocab": int, "model": str,
-    "script": list, "ns_per_token": int, "ns_per_pass": int, "numerics": str,
+    "script": list, "ns_per_token": int, "ns_per_pass": int, "numerics": str, "layers": int,
+    "dram_fd": int, "dram_device": int, "dram_frames": int, "gates_fd": int,
 }  # fmt: skip
 
 
 class SimBackend:
     """A SimDevice as a driver backend."""
 
-    def __init__(self, device: SimDevice, numerics: str) -> None:
+    def __init__(self, device: SimDevice, numerics: str, dram: mmap.mmap | None = None, dram_device: int = -1) -> None:
         self._device = device
         self._numerics = numerics
+        self._dram = dram
+        self._dram_device = dram_device
 
     def probe(self) -> Probe:
         device = self._device
@@ -66,7 +73,7 @@ class SimBackend:
             kind="sim",
             pid=os.getpid(),
             fingerprint=device.fingerprint,
-            capabilities=("exec", "drop"),
+            capabilities=("exec", "drop") if self._dram is None else ("exec", "drop", "read", "write"),
             capacity_frames=device.capacity_frames,
             frame_bytes=device.frame_bytes,
             alignment_bytes=KV_BYTES,
@@ -74,11 +81,30 @@ class SimBackend:
             numerics=self._numerics,
             engine="sim/blake2b",
             model=device.model,
+            stored_bytes=device.format.stored_bytes,
         )
+
+    def identify(self, identity: bytes) -> None:
+        self._device.identify(identity)
+
+    def transfer(self, effect: Transfer) -> TransferDone:
+        if self._dram is None or effect.arena != self._dram_device:
+            failed = tuple((item, int(E.EINVAL)) for item in range(len(effect.pairs) // 8))
+            return TransferDone(effect.device, effect.seq, failed, 0, 0)
+        began_ns = time.monotonic_ns()
+        done = self._device.transfer(effect, self._dram)
+        return done._replace(elapsed_ns=time.monotonic_ns() - began_ns)
 
     def execute(self, effect: Exec) -> ExecDone | ExecFailed:
         self._device.computed.clear()  # a log for tests in one process; here it would only grow
-        return self._device.execute(effect)
+        began_ns = time.monotonic_ns()
+        while not self._device.is_open(effect):  # the load that it waits for comes from another driver
+            time.sleep(_GATE_POLL_S)
+        waited_ns = time.monotonic_ns() - began_ns if effect.gates else 0
+        outcome = self._device.execute(effect)
+        if isinstance(outcome, ExecFailed):
+            return outcome
+        return outcome._replace(compute_ns=outcome.compute_ns + waited_ns, waited_ns=waited_ns)
 
     def copied_frames(self) -> int:
         return self._device.copied_frames
@@ -94,6 +120,9 @@ class SimBackend:
             "copied_frames": device.copied_frames,
             "dropped_frames": device.dropped_frames,
             "refused": device.refused,
+            "sealed_frames": device.sealed_frames,
+            "unsealed_frames": device.unsealed_frames,
+            "corrupt": device.corrupt,
         }
 
 
@@ -115,10 +144,13 @@ def make_backend(arguments: DriverArguments) -> SimBackend:
             ns_per_token=config.get("ns_per_token", 0),
             ns_per_pass=config.get("ns_per_pass", 0),
             wait=lambda ns: time.sleep(ns / 1e9),
+            layers=config.get("layers", 1),
+            gates=map_shared(config["gates_fd"]) if "gates_fd" in config else None,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return SimBackend(device, config.get("numerics", "invariant"))
+    dram = map_shared(config["dram_fd"]) if "dram_fd" in config else None
+    return SimBackend(device, config.get("numerics", "invariant"), dram, config.get("dram_device", -1))
 
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,8 @@ from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferD
 from attnix.kernel.geometry import RowLayout
 from attnix.kernel.tag import GATE_FAILED, gate_value
 
-from .sim_memory import Item, run_items
 from .sim_model import DEFAULT_VOCAB, KV_BYTES, Distribution, Trail, sample, scripted
-from .sim_stored import Sealer
+from .stored import Gates, StoredFormat, errors
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 
@@ -97,8 +96,8 @@ class SimDevice:
         self.ns_per_token = ns_per_token
         self.ns_per_pass = ns_per_pass
         self._wait = wait
-        self.sealer = Sealer(self.frame_bytes, layers, block_tokens, identity)
-        self.gates = None if gates is None else memoryview(gates).cast("B").cast("q")
+        self.format = StoredFormat(self.frame_bytes, layers, block_tokens, identity)
+        self.gates = None if gates is None else Gates(gates)
         n_bytes = capacity_frames * self.frame_bytes
         self.arena = memoryview(bytearray(n_bytes) if arena is None else arena).cast("B")
         if len(self.arena) < n_bytes:
@@ -151,9 +150,13 @@ class SimDevice:
             return ExecFailed(effect.device, effect.seq, refusal.code, str(refusal))
         return self._invoke(effect, copies, works)
 
+    def identify(self, identity: bytes) -> None:
+        """What goes into the headers of frames copied out from now on, and is compared when copying in."""
+        self.format = StoredFormat(self.frame_bytes, self.format.layers, self.block_tokens, identity)
+
     def is_open(self, effect: Exec) -> bool:
         """Whether every load that the pass must not overtake has ended, well or not: `execute` does not wait."""
-        return all(value >= gate_value(ticket, self.sealer.layers) for value, ticket in self._gates_of(effect))
+        return all(value >= gate_value(ticket, self.format.layers) for value, ticket in self._gates_of(effect))
 
     def _gates_of(self, effect: Exec) -> list[tuple[int, int]]:
         """(value, ticket) of each gate of a pass."""
@@ -162,37 +165,27 @@ class SimDevice:
             return []
         if self.gates is None:
             raise ValueError("a pass with gates for a device without")
-        return [(self.gates[gate], ticket) for gate, ticket in zip(pairs[::2], pairs[1::2], strict=True)]
+        return [(self.gates.load(gate), ticket) for gate, ticket in zip(pairs[::2], pairs[1::2], strict=True)]
 
     def _check_gates(self, effect: Exec) -> None:
         for value, ticket in self._gates_of(effect):
-            if value < gate_value(ticket, self.sealer.layers) or value == gate_value(ticket, GATE_FAILED):
+            if value < gate_value(ticket, self.format.layers) or value == gate_value(ticket, GATE_FAILED):
                 raise _Refused(E.EIO, f"load {ticket} of this pass is at {value >> 10}, layer {value & 1023}")
 
     def transfer(self, effect: Transfer, dram: Buffer) -> TransferDone:
         """Copy frames out to a dram arena ("read": header and checksums are made) or in from it ("write": verified)."""
-        arena = memoryview(dram).cast("B")
-        size = self.sealer.stored_bytes
-
-        def move(item: Item) -> int:
-            if not (0 <= item.own < self.capacity_frames and 0 <= item.far < len(arena) // size):
-                return E.EINVAL
-            stored = arena[item.far * size : (item.far + 1) * size]
-            if effect.verb == "read":
-                stored[:] = self.sealer.seal(self.frame(item.own), item.tag)
-                self.sealed_frames += 1
-                return 0
-            if not self.sealer.matches(stored, item.tag):
-                self.corrupt += 1
-                return E.ECORRUPT
-            self.frame(item.own)[:] = self.sealer.payload(stored)
-            self.unsealed_frames += 1
-            return 0
-
-        done = run_items(effect, move, self.frame_bytes)
+        items = len(effect.pairs) // _PAIR.size
+        if effect.verb == "read":
+            failed = errors(self.format.seal(self.arena, dram, effect.pairs, effect.tags))
+            self.sealed_frames += items - len(failed)
+        else:
+            failed = errors(self.format.unseal(self.arena, dram, effect.pairs, effect.tags))
+            self.unsealed_frames += items - len(failed)
+        self.corrupt += sum(code == E.ECORRUPT for _, code in failed)
         if effect.gate >= 0 and self.gates is not None:
-            self.gates[effect.gate] = gate_value(effect.ticket, GATE_FAILED if done.failed else self.sealer.layers)
-        return done
+            self.gates.store(effect.gate, effect.ticket, GATE_FAILED if failed else self.format.layers)
+        moved_bytes = (items - len(failed)) * self.frame_bytes
+        return TransferDone(effect.device, effect.seq, tuple(failed), moved_bytes, 0)
 
     # -- decode: check everything, change nothing -----------------------------------------------------------------
 

@@ -18,11 +18,14 @@ from typing import Final, NamedTuple
 
 from attnix.kernel.errors import E
 from attnix.kernel.events import Found, Transfer, TransferDone
-from attnix.kernel.tag import GATE_FAILED, TAG_OFFSET, gate_value, stored_bytes, tag_bytes
+from attnix.kernel.tag import GATE_FAILED, HEADER_BYTES
 
-from .sim_stored import Sealer
+from .stored import Gates, StoredFormat
 
 _PAIR: Final = struct.Struct("<ii")
+
+
+_FIRST: Final = bytes(4)  # one int32: the only frame of a buffer
 
 
 class Item(NamedTuple):
@@ -82,15 +85,14 @@ class SimTier:
         gates: bytearray | memoryview | None = None,
     ) -> None:
         self.capacity_frames = capacity_frames
+        self.format = StoredFormat(frame_bytes, layers, block_tokens, identity)
         self.frame_bytes = frame_bytes
-        self.stored_bytes = stored_bytes(frame_bytes)
-        self.block_tokens = block_tokens
-        self.sealer = Sealer(frame_bytes, layers, block_tokens, identity)
+        self.stored_bytes = self.format.stored_bytes
         self.read_bytes_s = read_bytes_s
         self.write_bytes_s = write_bytes_s
         self.latency_ns = latency_ns
         self.fault = fault
-        self.gates = None if gates is None else memoryview(gates).cast("B").cast("q")
+        self.gates = None if gates is None else Gates(gates)
         self.frames: dict[int, bytearray] = {}
         self.transfers = 0
         self.read_frames = 0
@@ -106,14 +108,14 @@ class SimTier:
             stored = self.frames.get(item.own)
             if stored is None:
                 return E.ENOENT
-            if not self.sealer.matches(stored, item.tag):
+            if not self._is_sound(stored, item.tag):
                 return E.ECORRUPT
             arena[item.far * size : (item.far + 1) * size] = stored
             return 0
 
         def write(item: Item) -> int:
             stored = bytearray(arena[item.far * size : (item.far + 1) * size])
-            if not self.sealer.matches(stored, item.tag):
+            if not self._is_sound(stored, item.tag):
                 return E.ECORRUPT
             self.frames[item.own] = stored
             return 0
@@ -129,12 +131,15 @@ class SimTier:
             stored = self.frames.get(item.own)
             if stored is None:
                 return E.ENOENT
-            if not self.sealer.matches(stored, item.tag):
+            if not self._is_sound(stored, item.tag):
                 return E.ECORRUPT
-            arena[item.far * size : (item.far + 1) * size] = self.sealer.payload(stored)
+            arena[item.far * size : (item.far + 1) * size] = stored[HEADER_BYTES : HEADER_BYTES + size]
             return 0
 
         return self._run(effect, read if effect.verb == "read" else lambda item: E.EINVAL, len(arena) // size)
+
+    def _is_sound(self, stored: bytearray, tag: bytes) -> bool:
+        return not self.format.verify(stored, _FIRST, tag)
 
     def drop(self, frames: list[int]) -> None:
         """Forget frames."""
@@ -143,12 +148,10 @@ class SimTier:
 
     def found(self, device: int, epoch: int) -> Found:
         """The inventory that its driver would report at its start: frames whose header is sound."""
-        size = tag_bytes(self.block_tokens)
         rows = bytearray()
         for frame, stored in sorted(self.frames.items()):
-            tag = bytes(stored[TAG_OFFSET : TAG_OFFSET + size])
-            if self.sealer.is_header_sound(stored):
-                rows += frame.to_bytes(4, "little") + tag
+            if not self.format.check_header(stored):
+                rows += frame.to_bytes(4, "little") + self.format.header_tag(stored)
         return Found(device, epoch, bytes(rows))
 
     def transfer_ns(self, effect: Transfer) -> int:
@@ -172,5 +175,5 @@ class SimTier:
             self.written_frames += complete
         self.corrupt += sum(code == E.ECORRUPT for _, code in done.failed)
         if effect.gate >= 0 and self.gates is not None:
-            self.gates[effect.gate] = gate_value(effect.ticket, GATE_FAILED if done.failed else self.sealer.layers)
+            self.gates.store(effect.gate, effect.ticket, GATE_FAILED if done.failed else self.format.layers)
         return done._replace(elapsed_ns=self.transfer_ns(effect))

@@ -18,6 +18,7 @@ from .params import NICE_JOBS
 
 if TYPE_CHECKING:
     from .movers import Move
+    from .names import Kept
     from .process import Process
 
 
@@ -51,7 +52,7 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "job", "keep", "last_request", "last_start", "mark", "parent",
+        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
         "parked", "pinned_until_ns", "preemptions", "process", "queued", "slot", "tier_hits", "told_blocks", "turns", "unparking",
     )  # fmt: skip
 
@@ -82,6 +83,7 @@ class Context:
         self.turns = 0  # generations that ended
         self.told_blocks = 0  # first blocks of its log that its device's eviction policy has heard of
         self.mark = Usage()  # usage when the last generation ended
+        self.kept: Kept | None = None  # it outlives its connection (names.py)
 
     def place(self) -> tuple[int, int]:
         """Of its job in the order of service: arrival, NICE_JOBS jobs later per step of nice; the smaller, the sooner."""

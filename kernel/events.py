@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from .calls import GenerateArgs
 from .errors import Detail, E
+from .journal import JournalRecord, RestoredContext
+from .snapshot import SnapshotEntry
 
 # -- events -------------------------------------------------------------------------------------------------------
 
 
 class Connect(NamedTuple):
-    """A client connected.  uid and gid come from SO_PEERCRED, never from a message."""
+    """A client connected.  uid and gid come from SO_PEERCRED, never from a message.
+
+    session  an unguessable token, drawn by the daemon (the kernel has no randomness); "": no session can be resumed
+    """
 
     conn: int  # never reused
     uid: int
     gid: int
     peer_pid: int
+    session: str = ""
 
 
 class Disconnect(NamedTuple):
@@ -145,6 +152,44 @@ class Timer(NamedTuple):
     timer: int
 
 
+class Restored(NamedTuple):
+    """What the journal holds; once, before any client connects.  From then on the kernel keeps a journal.
+
+    pid, cid  high-water marks: every id from now on is larger
+    boots     how often this state directory was booted before
+    """
+
+    pid: int
+    cid: int
+    boots: int
+    contexts: tuple[RestoredContext, ...]
+
+
+class Suspend(NamedTuple):
+    """The system goes down: generations on named and detached contexts stop where they are, to go on after a restart."""
+
+
+class SnapshotWritten(NamedTuple):
+    """Answers WriteSnapshot.  code: 0, or an errno with its detail."""
+
+    conn: int
+    request: int
+    code: E | int
+    detail: Detail
+    file_bytes: int = 0
+
+
+class SnapshotRead(NamedTuple):
+    """Answers ReadSnapshot.  identity: of the system that wrote it."""
+
+    conn: int
+    request: int
+    code: E | int
+    detail: Detail
+    identity: tuple[tuple[str, str], ...] = ()
+    entries: tuple[SnapshotEntry, ...] = ()
+
+
 class Bug(NamedTuple):
     """Something outside the kernel wants a line in dmesg."""
 
@@ -168,6 +213,10 @@ Event: TypeAlias = (
     | Found
     | Timer
     | Bug
+    | Restored
+    | Suspend
+    | SnapshotWritten
+    | SnapshotRead
 )
 
 # -- effects ------------------------------------------------------------------------------------------------------
@@ -247,6 +296,53 @@ class Tokens(NamedTuple):
     tops: tuple[tuple[bytes, bytes] | None, ...] | None
 
 
+class Prime(NamedTuple):
+    """Generation `request` of `conn` goes on with tokens that it had before: under a client that came back, or under none.
+
+    was       (conn, request) under which the daemon knew it until now
+    args      as it was asked for; `args.stream` as the client wants it now
+    tokens    all it has so far, int32; of them the client knows the first `told`
+    logprobs  of those tokens, as far as they are known
+    orphan    no client: only its stop strings are to be looked for
+    """
+
+    conn: int
+    request: int
+    was: tuple[int, int]
+    args: GenerateArgs
+    tokens: bytes
+    told: int
+    logprobs: tuple[tuple[float, bytes, bytes], ...]
+    orphan: bool
+
+
+class Journal(NamedTuple):
+    """Write these down, in order, before anything that this turn answers is sent.  Nothing answers."""
+
+    records: tuple[JournalRecord, ...]
+
+
+class WriteSnapshot(NamedTuple):
+    """Write a snapshot file of `uid`, whole or not at all.  Answered by SnapshotWritten."""
+
+    conn: int
+    request: int
+    uid: int
+    name: str
+    identity: tuple[tuple[str, str], ...]
+    token_bytes: int
+    entries: tuple[SnapshotEntry, ...]
+
+
+class ReadSnapshot(NamedTuple):
+    """Read one.  Answered by SnapshotRead."""
+
+    conn: int
+    request: int
+    uid: int
+    name: str
+
+
 class SetTimer(NamedTuple):
     """Feed Timer(timer) back at `at_ns` (the clock that `now_ns` comes from).  A timer cannot be unset: late ones are ignored."""
 
@@ -265,4 +361,18 @@ class Halt(NamedTuple):
     """A `shutdown` was accepted: close the socket, stop the drivers, exit."""
 
 
-Effect: TypeAlias = Reply | Exec | Transfer | AttachTier | DetachTier | Tokens | SetTimer | RestartDriver | Halt
+Effect: TypeAlias = (
+    Reply
+    | Exec
+    | Transfer
+    | AttachTier
+    | DetachTier
+    | Tokens
+    | Prime
+    | Journal
+    | WriteSnapshot
+    | ReadSnapshot
+    | SetTimer
+    | RestartDriver
+    | Halt
+)

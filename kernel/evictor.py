@@ -53,7 +53,7 @@ class Evictor:
         """Evict up to `want_frames` reclaimable blocks; how many went.  Demotions are begun for the rest: fewer than wanted
         and `leaving` above 0 means that waiting helps."""
         index = self._device.index
-        keepers = self._m.keepers(self._device)
+        keepers = self._m.tiers.keepers(self._device)
         if not keepers:
             return self._drop(want_frames)
         freed = 0
@@ -122,13 +122,20 @@ class Evictor:
                 gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
                 self.policy.removed(self._m.view, index, gone)
             if len(self._m.devices) > 1:
-                self._m.decide("evict", self._device, 0, tuple(blocks), f"{freed} blocks by {self.policy.name}: {why}")
+                self._m.tiers.decide("evict", self._device, 0, tuple(blocks), f"{freed} blocks by {self.policy.name}: {why}")
         return freed
+
+    def forgotten(self, blocks: Sequence[int]) -> None:
+        """Copies of these may have gone by another way than eviction."""
+        if self.policy.listens:
+            index = self._device.index
+            gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
+            self.policy.removed(self._m.view, index, gone)
 
     def _let_go(self, dirty: list[int], want_frames: int) -> int:
         """Demote dirty blocks, or drop those that are cheaper to compute again; frames that are free at once."""
         device, m = self._device, self._m
-        below = m.below(device.index)
+        below = m.tiers.below(device.index)
         if below is None:
             return self._evict(dirty, want_frames, "no slower tier can take it")
         cheap = self._cheaper_to_compute(dirty, below)
@@ -140,15 +147,15 @@ class Evictor:
         todo = dirty[: max(want_frames - freed, AHEAD) - self.leaving]
         if not todo:
             return freed
-        room = m.evictors[below.index].room(len(todo))
+        room = m.tiers.evictors[below.index].room(len(todo))
         if room > 0:
             begun = m.movers.copy(device.index, below.index, todo[:room], "demote", then=self._demoted)
             self.leaving += begun
             if begun:
                 m.count("demoted_blocks", begun)
-                m.decide("demote", device, 0, tuple(todo[:begun]), f"{begun} blocks to {below.name}: {want_frames} frames wanted")
+                m.tiers.decide("demote", device, 0, tuple(todo[:begun]), f"{begun} blocks to {below.name}: {want_frames} frames wanted")
                 return freed
-        if not self.leaving and not m.evictors[below.index].leaving and freed < want_frames:
+        if not self.leaving and not m.tiers.evictors[below.index].leaving and freed < want_frames:
             gone = self._evict(dirty, want_frames - freed, f"{below.name} has no room for it")
             m.count("dropped_blocks", gone)
             freed += gone
@@ -159,8 +166,8 @@ class Evictor:
         costs = m.costs
         if self._device.tier != "hbm":
             return []  # it has been kept once already: what it saves is a reload and the recomputation after it
-        away = costs.link(*m.link_of(self._device.index, below.index)).ns(costs.frame_bytes)
-        back = costs.link(*m.link_of(below.index, self._device.index)).ns(costs.frame_bytes)
+        away = costs.link(*m.tiers.link_of(self._device.index, below.index)).ns(costs.frame_bytes)
+        back = costs.link(*m.tiers.link_of(below.index, self._device.index)).ns(costs.frame_bytes)
         if not away or not back or not costs.rebuild_ns(self._device.index, 0):
             return []
         facts = FACT.iter_unpack(self._core.facts(blocks))
@@ -175,17 +182,17 @@ class Evictor:
 
     def ahead(self, low_frames: int) -> None:
         """Begin demotions while fewer than `low_frames` are free or clean, so that the next admission need not wait."""
-        if self.leaving or not self._m.keepers(self._device):
+        if self.leaving or not self._m.tiers.keepers(self._device):
             return
         index = self._device.index
         if self._core.free_frames(index) + len(self._ready) >= low_frames:
             return
         want = low_frames - self._core.free_frames(index)
         victims = list(self.policy.victims(self._m.view, index, want))
-        states = self._core.copied(victims, self._m.keepers(self._device))
+        states = self._core.copied(victims, self._m.tiers.keepers(self._device))
         self._ready += [b for b, s in zip(victims, states, strict=True) if s == _CLEAN and b not in self._ready]
         dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY]
-        below = self._m.below(index)
+        below = self._m.tiers.below(index)
         if dirty and below is not None:
-            room = self._m.evictors[below.index].room(len(dirty))
+            room = self._m.tiers.evictors[below.index].room(len(dirty))
             self.leaving += self._m.movers.copy(index, below.index, dirty[:room], "demote", then=self._demoted)

@@ -11,23 +11,31 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .calls import ForwardResult, GenerateResult, ScoreResult, UnameResult, Usage, WaitResult
+from .calls import ForwardResult, GenerateResult, ScoreResult, SnapshotResult, UnameResult, Usage, WaitResult
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
+from .errands import Errands
 from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
+from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .ids import Cid, Pid, Slot
 from .log import Dmesg
+from .names import Names
 from .process import Connection, Process
 from .sched import Scheduler
-from .sysctl import POLICIES, Sysctl
+from .sysctl import Sysctl
+from .tiers import Tiers
 from .waiting import Waiter, Waiters
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
+    from .cost import Costs
+    from .evict.view import KernelView
+    from .movers import Movers
 
 SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
+_KIND = {"stop": KIND_TURN, "length": KIND_LENGTH, "cancelled": KIND_CANCELLED}
 
 
 class Machine:
@@ -39,28 +47,36 @@ class Machine:
         self.sysctl = Sysctl()
         for name, value in config.sysctl.items():
             self.sysctl.set(name, value)
-        self.policy = POLICIES[self.sysctl.policy]()
+        self.costs: Costs
+        self.view: KernelView
+        self.movers: Movers
+        self.tiers = Tiers(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
         self.processes: dict[Pid, Process] = {}
         self.connections: dict[int, Connection] = {}  # by Conn
         self.waiters = Waiters(self.set_timer)
+        self.names = Names(self)
+        self.snapshots: dict[tuple[int, int], SnapshotResult] = {}  # being written, by (conn, request)
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
         self.syscalls = 0  # counted apart: once per call
-        self.schedulers = [Scheduler(self, d.index) for d in self.devices]
+        self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
         self.uname: UnameResult | None = None
         self._effects: list[Effect] = []
         self._domains: dict[str, tuple[int, bytes]] = {}
         self._next_pid = self._next_cid = self._next_order = self._next_timer = 0
+        self.tiers.begin()
+        self.errands = Errands(self)
 
     # -- small things ---------------------------------------------------------------------------------------------
 
     def begin_step(self, now_ns: int) -> list[Effect]:
         """The list that this step's effects go into."""
         self.now_ns = now_ns
+        self.core.now_ns = now_ns
         self._effects = []
         return self._effects
 
@@ -87,16 +103,28 @@ class Machine:
         if name not in self._domains:
             root = self.core.hash(encode_identity(self.config.identity, name))
             self._domains[name] = (len(self._domains) + 1, root)
+            self.tiers.know_domain(len(self._domains), name, root)
         return self._domains[name]
 
     def domain_of(self, process: Process) -> tuple[int, bytes]:
         """The domain a new context of this process shares prefixes in."""
+        return self.domain_for(process.uid, self._next_cid + 1)
+
+    def domain_for(self, uid: int, cid: int) -> tuple[int, bytes]:
         if self.config.sharing == "none":
-            alone = self._next_cid + 1
-            return 0x40000000 + alone % 0x3FFFFFFF, self.core.hash(
-                encode_identity(self.config.identity, f"context:{alone}")
-            )
-        return self.domain(f"uid:{process.uid}")
+            number, name = 0x40000000 + cid % 0x3FFFFFFF, f"context:{cid}"
+            root = self.core.hash(encode_identity(self.config.identity, name))
+            self.tiers.know_domain(number, name, root)
+            return number, root
+        return self.domain(f"uid:{uid}")
+
+    def last_ids(self) -> tuple[int, int]:
+        """The largest pid and cid given so far."""
+        return self._next_pid, self._next_cid
+
+    def raise_ids(self, pid: int, cid: int) -> None:
+        """Every id from now on is larger."""
+        self._next_pid, self._next_cid = max(self._next_pid, pid), max(self._next_cid, cid)
 
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)
@@ -120,6 +148,8 @@ class Machine:
     def new_process(self, connection: Connection, parent: Pid, name: str, nice: int) -> Process:
         name = "".join(c if c.isprintable() else "?" for c in name)  # it will be shown on terminals
         self._next_pid += 1
+        if self._next_pid > self.names.pid_mark:
+            self.names.reserve()
         pid = Pid(self._next_pid)
         process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns)
         self.processes[pid] = process
@@ -133,7 +163,8 @@ class Machine:
         if process.zombie:
             return
         for context in list(process.contexts.values()):
-            self.release(context, "killed")
+            if not self.names.stays(context, "killed"):
+                self.release(context, "killed")
         process.zombie = True
         process.code = code
         process.reason = reason
@@ -184,9 +215,13 @@ class Machine:
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
-    def new_context(self, process: Process, slot: Slot, device: int, parent: Cid) -> Context:
-        self._next_cid += 1
-        context = Context(Cid(self._next_cid), slot, device, process, parent)
+    def new_context(self, process: Process, slot: Slot, device: int, parent: Cid, cid: Cid = Cid(0)) -> Context:  # noqa: B008
+        """cid: the one that it had before a restart; 0: a new one."""
+        if not cid:
+            self._next_cid += 1
+            if self._next_cid > self.names.cid_mark:
+                self.names.reserve()
+        context = Context(cid or Cid(self._next_cid), slot, device, process, parent)
         self.contexts[context.cid] = context
         self.by_slot[slot] = context
         process.contexts[context.cid] = context
@@ -200,6 +235,7 @@ class Machine:
         context.dying = True
         if context.job is not None:
             self.finish(context, reason, at_once=True)
+        self.names.forget(context)
         for call in context.parked:
             self.reply(call.conn, call.request, E.ESTALE, {"message": "the context was released meanwhile"})
         context.parked.clear()
@@ -214,6 +250,8 @@ class Machine:
     def _close(self, context: Context) -> None:
         process = context.process
         process.past = _add(process.past, self.usage(context))
+        self.core.note(context.slot, KIND_CLOSED, context.turns, 0)
+        self.errands.gone(context)
         self.core.close_slot(context.slot)
         self.schedulers[context.device].wake(context)
         self.devices[context.device].blame.pop(context.cid, None)
@@ -268,7 +306,11 @@ class Machine:
             logprobs = tuple(job.logprobs[: row.tokens - job.start])
             context.last_request = (job.conn, job.request)
             context.last_start = job.start
-            self.reply(job.conn, job.request, 0, GenerateResult(reason, tokens, "", usage, row.tokens, logprobs))
+            result = GenerateResult(reason, tokens, "", usage, row.tokens, logprobs)
+            self.names.ended(context, job, result)
+            if not in_flight and not context.dying:
+                self.tiers.turn_ended(context, _KIND.get(reason, KIND_CLOSED))
+            self.reply(job.conn, job.request, 0, result)
         elif job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})
             self._drop_scratch(context, job)
@@ -291,6 +333,7 @@ class Machine:
         self._rest(context)
         if job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, error.code, error.detail)
+        self.names.failed(context, job, error)
         self._drop_scratch(context, job)
 
     def _rest(self, context: Context) -> None:
@@ -308,7 +351,11 @@ class Machine:
 
     def usage(self, context: Context) -> Usage:
         row = self.core.slot_row(context.slot)
-        return Usage(row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions)
+        hits = context.tier_hits
+        return Usage(
+            row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions,
+            hits.get("dram", 0), hits.get("nvme", 0), hits.get("remote", 0),
+        )  # fmt: skip
 
     def usage_of(self, process: Process) -> Usage:
         total = process.past

@@ -115,13 +115,13 @@ class Movers:
             item = Item(block, source, source_frame, target, frame)
             if (source, source_frame) in self._arriving:
                 self._chained.setdefault((source, source_frame), []).append((item, "load", cid))
-            elif self._m.one_hop(source, target):
+            elif self._m.tiers.one_hop(source, target):
                 direct.setdefault(source, []).append(item)
             else:
                 self._staged.append((item, "load", cid))
         gated: list[Move] = []
         for source, items in direct.items():
-            move = self._gated(items, cid) if self._m.gated(source, target) and len(items) > 1 else None
+            move = self._gated(items, cid) if self._m.tiers.gated(source, target) and len(items) > 1 else None
             if move is not None:
                 gated.append(move)
             else:
@@ -145,10 +145,10 @@ class Movers:
 
     def stage(self) -> None:
         """Bring staged loads into dram, as far as it has room: their last hop follows by itself."""
-        stage = self._m.stage
+        stage = self._m.tiers.stage
         if not self._staged or stage is None:
             return
-        room = self._m.evictors[stage.index].room(min(len(self._staged), BATCH))
+        room = self._m.tiers.evictors[stage.index].room(min(len(self._staged), BATCH))
         batches: dict[tuple[int, int], list[Item]] = {}
         while self._staged:
             item, why, cid = self._staged[0]
@@ -220,7 +220,7 @@ class Movers:
         out = bytearray()
         for at in range(0, len(raw), step):
             domain, depth, n, private = array("i", raw[at + 32 : at + 48])
-            name, root = self._m.domain_named(domain)
+            name, root = self._m.tiers.domain_named(domain)
             key, parent = raw[at : at + 16], raw[at + 16 : at + 32]
             if private:
                 key = self._core.hash(b"tail" + raw[at + 32 : at + step])
@@ -264,7 +264,7 @@ class Movers:
         if move.gate >= 0:
             self._gates.append(move.gate)
         if failed:
-            self._m.tier_failed(device, move.items, codes)
+            self._m.tiers.failed(device, move.items, codes)
         again = [item for k, item in enumerate(move.items) if k in codes and self._elsewhere(move, item)]
         bad = [(item, codes[k]) for k, item in enumerate(move.items) if k in codes and item not in again]
         good = [item for k, item in enumerate(move.items) if k not in codes]
@@ -279,7 +279,7 @@ class Movers:
         self._onward([(target, i.target_frame) for i in good], True)
         self._onward([(target, i.target_frame) for i, _ in bad], False)
         if move.why == "load":
-            self._m.loaded(move.cid, source, target, good)
+            self._m.tiers.loaded(move.cid, source, target, good)
         if again:
             self._retry(again, move.cid)
         if move.then is not None:
@@ -290,7 +290,7 @@ class Movers:
         if move.why != "load" or self._m.devices[item.target].tier != "hbm":
             return False
         return any(
-            frame >= 0 and d not in (item.source, item.target) and self._m.readable(d)
+            frame >= 0 and d not in (item.source, item.target) and self._m.tiers.readable(d)
             for d, frame in enumerate(self._core.copies_of(item.block))
         )
 
@@ -298,7 +298,7 @@ class Movers:
         loads: list[int] = []
         for item in items:
             for d, frame in enumerate(self._core.copies_of(item.block)):
-                if frame >= 0 and d not in (item.source, item.target) and self._m.readable(d):
+                if frame >= 0 and d not in (item.source, item.target) and self._m.tiers.readable(d):
                     self._core.wire(d, [frame])
                     loads += (item.block, d, frame, item.target_frame)
                     break

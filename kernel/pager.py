@@ -37,7 +37,7 @@ class Pager:
     def evict(self, want_frames: int) -> bool:
         """Free `want_frames` reclaimable frames.  Requires: there are that many.  False: not yet, their content is being
         copied away; a TransferDone is to come."""
-        evictor = self._m.evictors[self._device.index]
+        evictor = self._m.tiers.evictors[self._device.index]
         freed = 0
         while freed < want_frames:
             more = evictor.free(want_frames - freed)
@@ -58,15 +58,15 @@ class Pager:
 
     def admit(self, context: Context, active: int) -> bool:
         """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all."""
-        sources, first_load = self._m.sources(self._device), 0
+        sources, first_load = self._m.tiers.sources(self._device), 0
         if sources:
             first_load = self._split(context)
-        partial = self._m.partial_tokens(self._device)
+        partial = self._m.tiers.partial_tokens(self._device)
         while True:
             result = self._core.admit(context.slot, self._reserve(active), sources, first_load, partial)
             short = result.shortage_frames
-            if result.mapped_frames and self._m.evictors[self._device.index].policy.listens:
-                self._m.evictors[self._device.index].policy.used(
+            if result.mapped_frames and self._m.tiers.evictors[self._device.index].policy.listens:
+                self._m.tiers.evictors[self._device.index].policy.used(
                     self._m.view, self._device.index, self._core.hit_blocks()
                 )
             if result.status == OK:
@@ -88,12 +88,12 @@ class Pager:
             self._m.count("fault_blocks", result.loads)
             if len(self._m.schedulers) < len(self._m.devices):
                 names = sorted({self._m.devices[loads[k + 1]].name for k in range(0, len(loads), 4)})
-                self._m.decide(
+                self._m.tiers.decide(
                     "load", self._device, context.cid, tuple(loads[0::4]), f"{result.loads} blocks from {', '.join(names)}"
                 )
             context.gates = self._m.movers.load(loads, self._device.index, context.cid)
             for k in range(1, len(loads), 4):
-                evictor = self._m.evictors[loads[k]]
+                evictor = self._m.tiers.evictors[loads[k]]
                 if evictor.policy.listens:
                     evictor.policy.used(self._m.view, loads[k], [loads[k - 1]])
 
@@ -113,12 +113,12 @@ class Pager:
             return 0
         m = self._m
         costs = m.costs
-        link = costs.link(*m.link_of(slowest, own))
+        link = costs.link(*m.tiers.link_of(slowest, own))
         size = m.config.block_tokens
         choice = split(costs.prefill[own].known(), link, last - first, first * size, size, costs.frame_bytes)
         if choice.first_load:
             m.count("split_blocks", choice.first_load)
-            m.decide(
+            m.tiers.decide(
                 "split", self._device, context.cid, (),
                 f"compute {choice.first_load} of {last - first} blocks ({choice.compute_ns / 1e6:.2f} ms) and load the others "
                 f"from {m.devices[slowest].name} ({choice.load_ns / 1e6:.2f} ms); loading all takes {choice.all_load_ns / 1e6:.2f} ms, "
@@ -155,19 +155,19 @@ class Pager:
     def _can_drop(self, context: Context) -> bool:
         return (
             not self._core.in_flight(context.slot)
-            and not self._m.pinned(context)
+            and not self._m.tiers.pinned(context)
             and self._core.slot_row(context.slot).entries > 0
         )
 
     def save_tail(self, context: Context) -> None:
         """Copy its partial last block to the next tier, so that it need not be computed again.  Its frame stays until that
         is done, whatever becomes of the context."""
-        below = self._m.below(self._device.index)
-        if below is not None and self._m.evictors[below.index].room(1):
+        below = self._m.tiers.below(self._device.index)
+        if below is not None and self._m.tiers.evictors[below.index].room(1):
             self._m.movers.save(self._core.save_tail(context.slot, below.index), self._device.index, below.index, context.cid)
 
     def _drop(self, context: Context, why: str) -> None:
-        if self._m.below(self._device.index) is not None:
+        if self._m.tiers.below(self._device.index) is not None:
             self.save_tail(context)
         self._core.drop(context.slot)
         context.gates = []

@@ -19,7 +19,8 @@ MAX_LOGPROBS: Final = 128  # alternatives reported per token
 MAX_MESSAGE_BYTES: Final = 16 << 20  # one wire message
 MAX_UNREAD_BYTES: Final = 1 << 20  # bytes a client may leave unread before its generations pause
 MAX_REQUESTS: Final = 4096  # requests outstanding on one connection
-MAX_NAME_CHARS: Final = 128  # characters in a process name
+MAX_NAME_CHARS: Final = 128  # characters in a name: of a process, a context, a snapshot
+MAX_SNAPSHOT_CONTEXTS: Final = 1024  # contexts in one snapshot
 DMESG_ENTRIES: Final = 1024  # ring of kernel messages
 NICE_MIN: Final = -20
 NICE_MAX: Final = 19
@@ -29,5 +30,5 @@ STEP_TOKENS: Final = 512  # sysctl sched.step_tokens: token budget of one forwar
 MAX_RUNNING: Final = 256  # sysctl sched.max_running: sequences in one forward
 WATERMARK_PERMILLE: Final = 10  # sysctl sched.watermark_permille: frames kept free for growth at admission
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2  # clients of any version from 1 are served
 PAGE_TABLE_ALIGN_BYTES: Final = 4096

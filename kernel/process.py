@@ -62,13 +62,20 @@ class Process:
 
 
 class Connection:
-    """One client.  A handle is generation << 32 | index + 1 and means nothing on any other connection."""
+    """One client.  A handle is generation << 32 | index + 1 and means nothing on any other connection.
 
-    __slots__ = ("_free", "_slots", "conn", "paused", "pid", "pids", "requests", "uid")
+    token, session  of the session that it is part of, and its digest (names.py)
+    floor           generations of its handles are above it
+    """
 
-    def __init__(self, conn: Conn, uid: int) -> None:
+    __slots__ = ("_free", "_slots", "conn", "floor", "paused", "pid", "pids", "requests", "session", "token", "uid")
+
+    def __init__(self, conn: Conn, uid: int, token: str = "") -> None:
         self.conn = conn
         self.uid = uid
+        self.token = token
+        self.session = ""
+        self.floor = 0
         self.pid = Pid(0)  # its first process, made by hello
         self.pids: set[Pid] = set()
         self.paused = False
@@ -82,8 +89,8 @@ class Connection:
             generation = self._slots[index][0] + 1
             self._slots[index] = (generation, context)
         else:
-            index, generation = len(self._slots), 1
-            self._slots.append((1, context))
+            index, generation = len(self._slots), self.floor + 1
+            self._slots.append((generation, context))
         context.handle = generation << 32 | (index + 1)
         return context.handle
 

@@ -31,7 +31,7 @@ from .params import (
     NICE_MIN,
 )
 from .process import Connection, Process
-from .sysctl import POLICIES
+from .records import FACT
 from .waiting import Waiter
 
 Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
@@ -171,12 +171,16 @@ def check_room(m: Machine, context: Context, tokens: int) -> None:
 
 
 def hello(m: Machine, connection: Connection, call: Syscall, args: c.HelloArgs) -> c.HelloResult:
-    if args.version != ABI_VERSION:
+    if not 1 <= args.version <= ABI_VERSION:
         raise Errno(E.EINVAL, f"client speaks ABI {args.version}, this system {ABI_VERSION}", version=ABI_VERSION)
     if connection.pid:
         raise Errno(E.EEXIST, "this connection has said hello already", pid=connection.pid)
-    connection.pid = m.new_process(connection, Pid(0), args.client[:MAX_NAME_CHARS], 0).pid
-    return c.HelloResult("attnix " + m.config.version, ABI_VERSION, connection.pid, connection.uid)
+    session = m.names.session(connection, args.session)
+    process = m.new_process(connection, Pid(0), args.client[:MAX_NAME_CHARS], 0)
+    connection.pid = process.pid
+    kept = m.names.join(connection, args.session, session, process)
+    name = "attnix " + m.config.version
+    return c.HelloResult(name, ABI_VERSION, process.pid, connection.uid, connection.token, kept)
 
 
 def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) -> c.SpawnResult | None:
@@ -267,13 +271,13 @@ def _no_slots(m: Machine) -> Errno:
 def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.AllocContextArgs) -> c.AllocContextResult:
     process = own_process(m, connection, args.pid)
     if args.device:
-        named = [d for d in m.devices if d.name == args.device]
+        named = [d for d in m.devices[: m.tiers.computes] if d.name == args.device]
         if not named:
-            names = ", ".join(d.name for d in m.devices)
+            names = ", ".join(d.name for d in m.devices[: m.tiers.computes])
             raise Errno(E.ENODEV, f"no compute device {args.device!r}: there is {names}", device=args.device)
         device = named[0].index
     else:
-        device = _roomiest(m)
+        device = roomiest(m)
     number, root = m.domain_of(process)
     slot = m.core.open_slot(device, number, root)
     if slot < 0:
@@ -282,19 +286,28 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
     return c.AllocContextResult(connection.add(context), context.cid)
 
 
-def _roomiest(m: Machine) -> int:
+def roomiest(m: Machine) -> int:
     """The compute device with the most frames available per context; one of several, so load spreads."""
-    if len(m.devices) == 1:
+    computes = m.devices[: m.tiers.computes]
+    if len(computes) == 1:
         return 0
-    here = [0] * len(m.devices)
+    here = [0] * len(computes)
     for context in m.contexts.values():
         here[context.device] += 1
-    room = [m.core.free_frames(d.index) + m.core.reclaimable_frames(d.index) for d in m.devices]
+    room = [m.core.free_frames(d.index) + m.core.reclaimable_frames(d.index) for d in computes]
     return max(range(len(room)), key=lambda d: (room[d] / (here[d] + 1), -d))
 
 
 def _forked(m: Machine, process: Process, source: Context, slot: int) -> Context:
     return m.new_context(process, Slot(slot), source.device, source.cid)
+
+
+def new_slots(m: Machine, source: Context, n: int) -> list[int]:
+    """`n` forks of a context's slot, all or none (ENOMEM)."""
+    slots = m.core.fork(source.slot, n)
+    if not slots:
+        raise Errno(E.ENOMEM, f"fewer than {n} of {m.config.max_contexts} context slots are free", wanted=n)
+    return slots
 
 
 def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) -> c.ForkResult | None:
@@ -303,9 +316,7 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
         raise Errno(E.EINVAL, f"fork makes 1..{MAX_FORK} contexts, not {args.n}", n=args.n)
     if behind(source, call):
         return None
-    slots = m.core.fork(source.slot, args.n)
-    if not slots:
-        raise Errno(E.ENOMEM, f"fewer than {args.n} of {m.config.max_contexts} context slots are free", wanted=args.n)
+    slots = new_slots(m, source, args.n)
     children = [_forked(m, source.process, source, slot) for slot in slots]
     return c.ForkResult(tuple(connection.add(x) for x in children), tuple(x.cid for x in children))
 
@@ -321,6 +332,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     length = m.core.slot_row(context.slot).tokens
     check_room(m, context, length + n)
     if n:
+        m.names.rewritten(context, length)
         length = m.core.append(context.slot, args.tokens)
         job = context.job or Job(JobKind.PREFILL, m.next_order())
         m.start(context, job)
@@ -338,13 +350,16 @@ def truncate(m: Machine, connection: Connection, call: Syscall, args: c.Truncate
     if parked(m, context, call):
         return None
     m.core.truncate(context.slot, args.length)
+    m.names.rewritten(context, args.length)
     context.admitted = False  # a block that was still being filled may have been given up with its end
     context.last_request = (0, 0)
     return c.TruncateResult(args.length)
 
 
 def release(m: Machine, connection: Connection, call: Syscall, args: c.CtxArgs) -> c.Empty:
-    m.release(connection.lookup(args.ctx))
+    context = connection.lookup(args.ctx)
+    if not m.names.stays(context, "cancelled"):
+        m.release(context)
     return c.Empty()
 
 
@@ -356,7 +371,28 @@ def pagemap(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs)
     context = seen_context(m, connection, args)
     tokens = m.core.slot_row(context.slot).tokens
     name = m.devices[context.device].name
-    return c.PagemapResult(context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot))
+    return c.PagemapResult(
+        context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot), _copies(m, context)
+    )
+
+
+def _masks(facts: bytes) -> bytes:
+    return bytes(fact[9] for fact in FACT.iter_unpack(facts))
+
+
+def _copies(m: Machine, context: Context) -> bytes:
+    """Per logical block which devices hold it, as bits; the row's blocks first, then what lies in slower tiers only."""
+    if not m.tiers.exist:
+        return b""
+    where = bytearray(_masks(m.core.facts(m.core.log_blocks(context.slot))))
+    tail, end = m.core.tail_of(context.slot)
+    if tail >= 0 and len(where) == end // m.config.block_tokens:
+        where += _masks(m.core.facts([tail]))
+    entries = m.core.slot_row(context.slot).entries
+    where += bytes(max(0, entries - len(where)))
+    for i in range(entries):
+        where[i] |= 1 << context.device
+    return bytes(where)
 
 
 # -- compute --------------------------------------------------------------------------------------------------------
@@ -377,26 +413,49 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     if behind(context, call):
         return
     _check_sampling(args)
-    stops = args.stop_tokens
-    check_tokens(m, stops)
-    if not args.ignore_eos:
-        stops += b"".join(t.to_bytes(4, "little") for t in m.config.stop_tokens)
-    if len(stops) > 4 * MAX_STOP_TOKENS:
+    check_tokens(m, args.stop_tokens)
+    if len(_stops(m, args)) > 4 * MAX_STOP_TOKENS:
         raise Errno(E.EINVAL, f"at most {MAX_STOP_TOKENS} stop tokens, the model's own included", limit=MAX_STOP_TOKENS)
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
-    device = m.devices[context.device]
-    limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
+    m.names.began(context, args, length)
+    begin_generation(m, connection, call, context, args, length)
+
+
+def begin_generation(
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
+) -> None:
+    """Sample into a context whose log has length `start`, or is longer by what this generation has already."""
     job = Job(JobKind.GENERATE, m.next_order(), connection.conn, call.request)
     job.args = args
-    job.start = length
-    template = _template(context, args, length)
-    most = min(args.max_tokens, limit)  # more than the log can hold is no more than any number
-    m.core.set_generation(context.slot, template, stops, most, limit, connection.conn, call.request)
+    job.start = start
+    job.begun = m.core.slot_row(context.slot).tokens > start  # it has sampled before: it ends in a reason
+    left = aim_generation(m, connection, call, context, args, start)
     _begin(m, connection, call, context, job)
-    if args.max_tokens == 0 or length >= limit:
+    if left <= 0:
         m.finish(context, "length")
+
+
+def aim_generation(
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
+) -> int:
+    """What the core needs to sample for this request; how many tokens it still may."""
+    length = m.core.slot_row(context.slot).tokens
+    device = m.devices[context.device]
+    limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
+    template = _template(context, args, start)
+    most = min(args.max_tokens - (length - start), limit)  # more than the log can hold is no more than any number
+    m.core.set_generation(
+        context.slot, template, _stops(m, args), max(0, most), limit, connection.conn, call.request
+    )  # fmt: skip
+    return min(most, limit - length)
+
+
+def _stops(m: Machine, args: c.GenerateArgs) -> bytes:
+    """int32 ids that end it."""
+    own = b"" if args.ignore_eos else b"".join(t.to_bytes(4, "little") for t in m.config.stop_tokens)
+    return args.stop_tokens + own
 
 
 def _check_sampling(args: c.GenerateArgs) -> None:
@@ -479,7 +538,7 @@ def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs
         m.answer(waiter, E.ECANCELED, {"message": "wait was cancelled"})
         return c.Empty()
     context = connection.requests.get(args.request)
-    if context is None and _unwait(m, connection, args.request):
+    if context is None and (_unwait(m, connection, args.request) or m.errands.cancel(connection.conn, args.request)):
         return c.Empty()
     if context is None or context.job is None:
         raise Errno(E.ENOENT, f"request {args.request} is not running on this connection", request=args.request)
@@ -506,7 +565,7 @@ def uname_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> 
 
 
 def tiers(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.TiersResult:
-    return c.TiersResult(tuple(tier_row(m, d) for d in m.devices))
+    return c.TiersResult(tuple(tier_row(m, d) for d in m.devices if not d.removed))
 
 
 def vmstat_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.VmstatResult:
@@ -517,7 +576,7 @@ def sysctl(m: Machine, connection: Connection, call: Syscall, args: c.SysctlArgs
     if args.value is not None:
         administrator(m, connection, "set a sysctl")
         m.sysctl.set(args.name, args.value)
-        m.policy = POLICIES[m.sysctl.policy]()
+        m.tiers.apply(args.name)
         m.log("info", f"{args.name} = {args.value}")
     return c.SysctlResult(m.sysctl.rows(args.name))
 

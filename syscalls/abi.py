@@ -20,7 +20,7 @@ Record: TypeAlias = tuple[object, ...]
 # Any call: wrong arguments (EINVAL), too many requests outstanding (EAGAIN), the system is going down (ECANCELED).
 COMMON_ERRNOS: Final = frozenset({E.EINVAL, E.EAGAIN, E.ECANCELED})
 
-GROUPS: Final = ("session and process", "context", "compute", "system")
+GROUPS: Final = ("session and process", "context", "compute", "memory", "system")
 
 
 class Call(NamedTuple):
@@ -56,14 +56,18 @@ def _call(
     return Call(number, name, group, args, result, declared | COMMON_ERRNOS, since, " ".join(manual.split()))
 
 
-_PROCESS, _CONTEXT, _COMPUTE, _SYSTEM = GROUPS
+_PROCESS, _CONTEXT, _COMPUTE, _MEMORY, _SYSTEM = GROUPS
 _HANDLE: Final = "EBADF ESTALE"
 
 CALLS: Final[tuple[Call, ...]] = (
-    _call(1, "hello", _PROCESS, c.HelloArgs, c.HelloResult, "EEXIST", """
+    _call(1, "hello", _PROCESS, c.HelloArgs, c.HelloResult, "EEXIST EACCES EBUSY", """
         Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket proved.  It
         gives the connection its own process, named `client`; calls that need one are EINVAL before it, calls that only
-        look work without it.  Once per connection (EEXIST).  A version that this server does not speak is EINVAL.
+        look work without it.  Once per connection (EEXIST).  A version that this server does not speak is EINVAL.  The
+        result carries a session token, which is a secret.  A later connection that gives it back as `session` takes
+        over the session's named and detached contexts, in its own new process and under new handles, also after the
+        daemon died and came back.  A token that nobody was given, or another uid's, or one whose session kept nothing
+        is EACCES; one whose connection still lives is EBUSY.
         """),
     _call(2, "spawn", _PROCESS, c.SpawnArgs, c.SpawnResult, f"{_HANDLE} ENOENT ENOMEM", """
         Make a child process of the connection's own.  With `fork_of` it starts with a fork of that context, and the
@@ -119,12 +123,40 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(27, "pagemap", _CONTEXT, c.LookArgs, c.PagemapResult, f"{_HANDLE} ENOENT EACCES E2BIG", """
         One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags, hits.
         """),
+    _call(30, "publish", _CONTEXT, c.PublishArgs, c.Empty, f"{_HANDLE} EEXIST", """
+        Give a context a name within the caller's uid, or another one.  From now on it outlives its connection, its
+        process and the daemon: its tokens are journaled, and its KV is found again by key or computed again.  A
+        generation on it goes on without its client.  A name that another context has is EEXIST, or with `replace`
+        taken from it; that one goes when nobody holds it.
+        """, since=2),
+    _call(31, "open", _CONTEXT, c.OpenArgs, c.OpenResult, "ENOENT EBUSY ENOMEM", """
+        A handle to a named context of the caller's uid.  It moves into the caller's process; when another connection
+        holds it, that is EBUSY.  With `fork` the handle is to a private copy and the context itself stays where it is.
+        """, since=2),
+    _call(32, "unlink", _CONTEXT, c.UnlinkArgs, c.Empty, "ENOENT", """
+        Take a name away.  The context goes when nobody holds it: now, or when its connection ends.
+        """, since=2),
+    _call(33, "snapshot", _CONTEXT, c.SnapshotArgs, c.SnapshotResult, f"{_HANDLE} EBUSY ENOSPC EIO ENOSYS", """
+        Write contexts into one file of the state directory, whole or not at all; an earlier snapshot of that name stays
+        until the new one is complete.  A context that generates is EBUSY.  Without a state directory it is ENOSYS.
+        """, since=2),
+    _call(34, "restore", _CONTEXT, c.RestoreArgs, c.RestoreResult, "ENOENT ECORRUPT ENOMEM E2BIG EIO ENOSYS", """
+        Make new contexts, in the caller's process, of those in a snapshot of the caller's uid: all or none.  A file
+        that is damaged, or was made under another identity (`field` names what differs), is ECORRUPT.
+        """, since=2),
+    _call(35, "names", _CONTEXT, c.NamesArgs, c.NamesResult, "E2BIG", """
+        The named and detached contexts of the caller's uid, by name, and who holds them.
+        """, since=2),
+    _call(36, "detach", _CONTEXT, c.CtxArgs, c.Empty, _HANDLE, """
+        Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of the
+        uid with `open` by cid.
+        """, since=2),
     _call(40, "generate", _COMPUTE, c.GenerateArgs, c.GenerateResult,
           f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN ENOSYS", """
         Sample up to `max_tokens` tokens into the context.  With `stream`, notifications of kind `tokens` carry token ids
         and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the whole
-        again.  Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`.  Once the first token
-        is out it never ends in an errno.  A context that generates refuses other writers with EBUSY.  Stop strings
+        again.  Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named or detached
+        context also `suspended`, when the system goes down: `reattach` goes on with it.  Once the first token is out it never ends in an errno.  A context that generates refuses other writers with EBUSY.  Stop strings
         need a tokenizer (ENOSYS without one).
         """),
     _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
@@ -138,6 +170,39 @@ CALLS: Final[tuple[Call, ...]] = (
         End a request outstanding on this connection.  A generation ends with reason `cancelled` and keeps its tokens;
         forward, score and wait end with ECANCELED.  The request's own reply comes once in any case.
         """),
+    _call(45, "reattach", _COMPUTE, c.ReattachArgs, c.GenerateResult,
+          f"{_HANDLE} ENOENT EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
+        Go on with a generation on a named or detached context that lost its client, or the daemon under it.  `tokens`
+        is what the caller has of it; the stream goes on behind them, and the reply carries the whole.  What the system
+        has must agree with them (EINVAL names the first that differs); where the daemon died before it wrote them
+        down, they are taken as they are, and the rest is sampled with the same seed at the same positions.  One that
+        has ended is answered at once, until something else is done with the context.  Log-probabilities of tokens
+        from before a crash are not known any more.  Without such a generation it is ENOENT; one that another request
+        waits for is EBUSY.
+        """, since=2),
+    _call(60, "pin", _MEMORY, c.PinArgs, c.Empty, f"{_HANDLE} ENOENT EACCES EBUSY ENOMEM EDQUOT EAGAIN ENODEV EHOSTDOWN", """
+        Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl allows
+        (EDQUOT).
+        """, since=2),
+    _call(61, "unpin", _MEMORY, c.LookArgs, c.Empty, f"{_HANDLE} EACCES EBUSY ENOENT", """
+        End a `pin`.
+        """, since=2),
+    _call(62, "advise", _MEMORY, c.AdviseArgs, c.Empty, f"{_HANDLE} ENOENT EACCES EBUSY", """
+        Say what is known about the future of a range of tokens: `willneed` brings it up, `dontneed` makes it the first to
+        go, `cold` lowers and `normal` restores what eviction thinks of it, `priority` ranks it.  Advice never changes a
+        result.
+        """, since=2),
+    _call(63, "prefetch", _MEMORY, c.PrefetchArgs, c.MovedResult, f"{_HANDLE} EACCES EBUSY ENOENT ENOMEM ENODEV ETIMEDOUT EHOSTDOWN EIO", """
+        Bring a context's blocks up to `tier` and answer when they are there.  It never delays a load that somebody waits
+        for; past its deadline it is ETIMEDOUT and what has come stays.
+        """, since=2),
+    _call(64, "demote", _MEMORY, c.DemoteArgs, c.MovedResult, f"{_HANDLE} EACCES EBUSY ENOENT ENOMEM ENODEV ENOSPC EHOSTDOWN EIO ETIMEDOUT", """
+        Copy a context's blocks down to `tier` and give their faster frames back.  Nothing is lost, and the context may be
+        used at any time.
+        """, since=2),
+    _call(65, "evict", _MEMORY, c.LookArgs, c.MovedResult, f"{_HANDLE} ENOENT EACCES EBUSY", """
+        Give a context's frames back in every tier, without copying anything: it is computed again when it is used.
+        """, since=2),
     _call(80, "uname", _SYSTEM, c.Empty, c.UnameResult, "", """
         What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is for
         clients that tokenize themselves.
@@ -151,15 +216,33 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(83, "sysctl", _SYSTEM, c.SysctlArgs, c.SysctlResult, "ENOENT EACCES", """
         Read a tunable by name, list those under a prefix that ends in a dot (or all, with the empty name), or set one.
         """),
+    _call(85, "explain", _SYSTEM, c.ExplainArgs, c.ExplainResult, f"{_HANDLE} ENOENT EACCES E2BIG", """
+        Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block, with
+        the numbers that decided, oldest first.
+        """, since=2),
     _call(86, "dmesg", _SYSTEM, c.DmesgArgs, c.DmesgResult, "EACCES", """
         The kernel's log after entry number `since`, oldest first.
         """),
     _call(87, "fsck", _SYSTEM, c.Empty, c.FsckResult, "EACCES", """
         Check every invariant of DESIGN.md §3 now, and name the ones that do not hold.
         """),
+    _call(88, "attach_tier", _SYSTEM, c.AttachTierArgs, c.AttachTierResult,
+          "EACCES EEXIST ENODEV ENOMEM ENOSPC EIO EHOSTDOWN ETIMEDOUT EBUSY ENOSYS", """
+        Start the driver of another tier and use it, while serving.  Answers when the driver is up.
+        """, since=2),
+    _call(89, "detach_tier", _SYSTEM, c.DetachTierArgs, c.Empty, "EACCES ENODEV EBUSY EIO EHOSTDOWN ETIMEDOUT ENOSPC ENOSYS", """
+        Drain a tier and stop its driver.  What has no copy elsewhere moves first, or is computed again when it is used.
+        """, since=2),
     _call(90, "shutdown", _SYSTEM, c.Empty, c.Empty, "EACCES", """
-        Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED), drivers stop.
+        Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED; `suspended`
+        on named and detached contexts), drivers stop.
         """),
+    _call(91, "sleep", _SYSTEM, c.Empty, c.Empty, "EACCES EBUSY ENOMEM ENODEV ENOSPC EIO EHOSTDOWN ETIMEDOUT ENOSYS", """
+        Give all of hbm back and keep every context in the other tiers; what runs waits until `wake`.
+        """, since=2),
+    _call(92, "wake", _SYSTEM, c.Empty, c.Empty, "EACCES EBUSY ENOMEM ENODEV EIO EHOSTDOWN ETIMEDOUT ENOSYS", """
+        End a `sleep`: take hbm again and go on.
+        """, since=2),
 )  # fmt: skip
 
 BY_NUMBER: Final = {call.number: call for call in CALLS}
@@ -171,24 +254,10 @@ RESERVED: Final[dict[int, str]] = {
     24: "cut",
     28: "map",
     29: "unmap",
-    30: "publish",
-    31: "open",
-    32: "unlink",
-    33: "snapshot",
-    34: "restore",
     44: "inject",
     50: "wait_tool",
     51: "resume",
-    60: "pin",
-    61: "unpin",
-    62: "advise",
-    63: "prefetch",
-    64: "demote",
-    65: "evict",
     84: "trace",
-    85: "explain",
-    88: "attach_tier",
-    89: "detach_tier",
 }
 assert not RESERVED.keys() & BY_NUMBER.keys()
 

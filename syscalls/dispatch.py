@@ -19,8 +19,10 @@ from typing import Any, Final, Protocol, cast
 from attnix.kernel.calls import AppendArgs, CancelArgs, GenerateArgs, GenerateResult, Usage
 from attnix.kernel.errors import Detail, E, Errno
 from attnix.kernel.events import (
+    AttachTier,
     Bug,
     Connect,
+    DetachTier,
     Disconnect,
     Effect,
     Event,
@@ -35,6 +37,7 @@ from attnix.kernel.events import (
     Syscall,
     Timer,
     Tokens,
+    Transfer,
 )
 from attnix.kernel.params import MAX_REQUESTS
 
@@ -158,6 +161,9 @@ class Dispatcher:
             Reply: self._on_reply,
             Tokens: self._on_tokens,
             Exec: port.exec,
+            Transfer: port.transfer,
+            AttachTier: port.attach,
+            DetachTier: lambda effect: port.detach(effect.device),
             SetTimer: self._on_set_timer,
             RestartDriver: lambda effect: port.restart(effect.device, effect.reason),
             Halt: lambda effect: self._on_halt(),

@@ -22,8 +22,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 DOCS: Final = ROOT / "docs" / "syscalls.md"
 STUBS: Final = ROOT / "syscalls" / "stubs.py"
 
-# The pleasant client returns objects from these two, so they are kept apart from the calls that it simply inherits.
-OBJECT_CALLS: Final = ("alloc_context", "spawn")
+# The pleasant client takes or returns objects in these, so they are kept apart from the calls that it simply inherits.
+OBJECT_CALLS: Final = ("alloc_context", "spawn", "open", "snapshot", "restore")
 
 _WIDTH: Final = 120  # the formatter's line length
 

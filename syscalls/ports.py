@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from attnix.kernel.calls import Message
 from attnix.kernel.errors import Detail, E
-from attnix.kernel.events import Effect, Event, Exec
+from attnix.kernel.events import AttachTier, Effect, Event, Exec, Transfer
 
 from .text.detokenize import TokenTable
 
@@ -29,6 +29,18 @@ class DriverPort(Protocol):
 
     def exec(self, effect: Exec) -> None:
         """Run one forward; ExecDone or ExecFailed comes back, or DriverDown."""
+        ...
+
+    def transfer(self, effect: Transfer) -> None:
+        """Move blocks between a device's frames and an arena; TransferDone comes back, or DriverDown."""
+        ...
+
+    def attach(self, effect: AttachTier) -> None:
+        """Start the driver of a new tier; DriverUp or DriverGone comes back."""
+        ...
+
+    def detach(self, device: int) -> None:
+        """Stop the driver of a tier for good; nothing comes back."""
         ...
 
     def restart(self, device: int, reason: str) -> None:

@@ -6,17 +6,24 @@ from abc import ABC, abstractmethod
 from typing import Any, TypeVar
 
 from attnix.kernel.calls import (
+    AdviseArgs,
     AllocContextArgs,
     AllocContextResult,
     AppendArgs,
     AppendResult,
+    AttachTierArgs,
+    AttachTierResult,
     CancelArgs,
     ContextRow,
     CtxArgs,
+    DemoteArgs,
+    DetachTierArgs,
     DmesgArgs,
     DmesgResult,
     Empty,
     ExitArgs,
+    ExplainArgs,
+    ExplainResult,
     ForkArgs,
     ForkResult,
     ForwardArgs,
@@ -30,12 +37,25 @@ from attnix.kernel.calls import (
     KillArgs,
     LookArgs,
     Message,
+    MovedResult,
+    NamesArgs,
+    NamesResult,
+    OpenArgs,
+    OpenResult,
     PagemapResult,
+    PinArgs,
+    PrefetchArgs,
     PsArgs,
     PsResult,
+    PublishArgs,
+    ReattachArgs,
+    RestoreArgs,
+    RestoreResult,
     ScoreArgs,
     ScoreResult,
     SetpriorityArgs,
+    SnapshotArgs,
+    SnapshotResult,
     SpawnArgs,
     SpawnResult,
     SysctlArgs,
@@ -44,6 +64,7 @@ from attnix.kernel.calls import (
     TruncateArgs,
     TruncateResult,
     UnameResult,
+    UnlinkArgs,
     Usage,
     VmstatResult,
     WaitArgs,
@@ -61,13 +82,16 @@ class SyncPlainCalls(ABC):
     @abstractmethod
     def _invoke(self, name: str, args: Record, result: type[R]) -> R: ...
 
-    def hello(self, client: str, version: int) -> HelloResult:
+    def hello(self, client: str, version: int, session: str = "") -> HelloResult:
         """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket proved.
         It gives the connection its own process, named `client`; calls that need one are EINVAL before it, calls
         that only look work without it. Once per connection (EEXIST). A version that this server does not speak is
-        EINVAL.
+        EINVAL. The result carries a session token, which is a secret. A later connection that gives it back as
+        `session` takes over the session's named and detached contexts, in its own new process and under new
+        handles, also after the daemon died and came back. A token that nobody was given, or another uid's, or one
+        whose session kept nothing is EACCES; one whose connection still lives is EBUSY.
         """
-        return self._invoke("hello", HelloArgs(client, version), HelloResult)
+        return self._invoke("hello", HelloArgs(client, version, session), HelloResult)
 
     def exit(self, pid: int = 0, code: int = 0) -> None:
         """End a process of this connection with an exit code. Its contexts are released, its generations end with
@@ -137,6 +161,28 @@ class SyncPlainCalls(ABC):
         """One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags, hits."""
         return self._invoke("pagemap", LookArgs(ctx, cid), PagemapResult)
 
+    def publish(self, ctx: int, name: str, replace: bool = False) -> None:
+        """Give a context a name within the caller's uid, or another one. From now on it outlives its connection, its
+        process and the daemon: its tokens are journaled, and its KV is found again by key or computed again. A
+        generation on it goes on without its client. A name that another context has is EEXIST, or with `replace`
+        taken from it; that one goes when nobody holds it.
+        """
+        self._invoke("publish", PublishArgs(ctx, name, replace), Empty)
+
+    def unlink(self, name: str) -> None:
+        """Take a name away. The context goes when nobody holds it: now, or when its connection ends."""
+        self._invoke("unlink", UnlinkArgs(name), Empty)
+
+    def names(self, prefix: str = "") -> NamesResult:
+        """The named and detached contexts of the caller's uid, by name, and who holds them."""
+        return self._invoke("names", NamesArgs(prefix), NamesResult)
+
+    def detach(self, ctx: int) -> None:
+        """Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of
+        the uid with `open` by cid.
+        """
+        self._invoke("detach", CtxArgs(ctx), Empty)
+
     def generate(
         self,
         ctx: int,
@@ -157,9 +203,10 @@ class SyncPlainCalls(ABC):
     ) -> GenerateResult:
         """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens` carry token
         ids and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the
-        whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`. Once the
-        first token is out it never ends in an errno. A context that generates refuses other writers with EBUSY.
-        Stop strings need a tokenizer (ENOSYS without one).
+        whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named
+        or detached context also `suspended`, when the system goes down: `reattach` goes on with it. Once the first
+        token is out it never ends in an errno. A context that generates refuses other writers with EBUSY. Stop
+        strings need a tokenizer (ENOSYS without one).
         """
         args = GenerateArgs(
             ctx,
@@ -196,6 +243,59 @@ class SyncPlainCalls(ABC):
         """
         self._invoke("cancel", CancelArgs(request), Empty)
 
+    def reattach(self, ctx: int, tokens: bytes = b"", stream: bool = True) -> GenerateResult:
+        """Go on with a generation on a named or detached context that lost its client, or the daemon under it.
+        `tokens` is what the caller has of it; the stream goes on behind them, and the reply carries the whole. What
+        the system has must agree with them (EINVAL names the first that differs); where the daemon died before it
+        wrote them down, they are taken as they are, and the rest is sampled with the same seed at the same
+        positions. One that has ended is answered at once, until something else is done with the context. Log-
+        probabilities of tokens from before a crash are not known any more. Without such a generation it is ENOENT;
+        one that another request waits for is EBUSY.
+        """
+        return self._invoke("reattach", ReattachArgs(ctx, tokens, stream), GenerateResult)
+
+    def pin(self, ctx: int, duration_ms: int = 0, cid: int = 0) -> None:
+        """Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl
+        allows (EDQUOT).
+        """
+        self._invoke("pin", PinArgs(ctx, duration_ms, cid), Empty)
+
+    def unpin(self, ctx: int = 0, cid: int = 0) -> None:
+        """End a `pin`."""
+        self._invoke("unpin", LookArgs(ctx, cid), Empty)
+
+    def advise(
+        self,
+        ctx: int,
+        advice: str,
+        start: int = 0,
+        end: int = -1,
+        priority: int = 50,
+        duration_ms: int = 0,
+        cid: int = 0,
+    ) -> None:
+        """Say what is known about the future of a range of tokens: `willneed` brings it up, `dontneed` makes it the
+        first to go, `cold` lowers and `normal` restores what eviction thinks of it, `priority` ranks it. Advice
+        never changes a result.
+        """
+        self._invoke("advise", AdviseArgs(ctx, advice, start, end, priority, duration_ms, cid), Empty)
+
+    def prefetch(self, ctx: int, tier: str = "hbm", deadline_ms: int = 0, cid: int = 0) -> MovedResult:
+        """Bring a context's blocks up to `tier` and answer when they are there. It never delays a load that somebody
+        waits for; past its deadline it is ETIMEDOUT and what has come stays.
+        """
+        return self._invoke("prefetch", PrefetchArgs(ctx, tier, deadline_ms, cid), MovedResult)
+
+    def demote(self, ctx: int, tier: str = "dram", cid: int = 0) -> MovedResult:
+        """Copy a context's blocks down to `tier` and give their faster frames back. Nothing is lost, and the context
+        may be used at any time.
+        """
+        return self._invoke("demote", DemoteArgs(ctx, tier, cid), MovedResult)
+
+    def evict(self, ctx: int = 0, cid: int = 0) -> MovedResult:
+        """Give a context's frames back in every tier, without copying anything: it is computed again when it is used."""
+        return self._invoke("evict", LookArgs(ctx, cid), MovedResult)
+
     def uname(self) -> UnameResult:
         """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is
         for clients that tokenize themselves.
@@ -216,6 +316,12 @@ class SyncPlainCalls(ABC):
         """
         return self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
 
+    def explain(self, ctx: int = 0, cid: int = 0, block: int = -1) -> ExplainResult:
+        """Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block,
+        with the numbers that decided, oldest first.
+        """
+        return self._invoke("explain", ExplainArgs(ctx, cid, block), ExplainResult)
+
     def dmesg(self, since: int = 0) -> DmesgResult:
         """The kernel's log after entry number `since`, oldest first."""
         return self._invoke("dmesg", DmesgArgs(since), DmesgResult)
@@ -224,11 +330,29 @@ class SyncPlainCalls(ABC):
         """Check every invariant of DESIGN.md §3 now, and name the ones that do not hold."""
         return self._invoke("fsck", Empty(), FsckResult)
 
+    def attach_tier(self, kind: str, size_bytes: int, settings: str = "{}") -> AttachTierResult:
+        """Start the driver of another tier and use it, while serving. Answers when the driver is up."""
+        return self._invoke("attach_tier", AttachTierArgs(kind, size_bytes, settings), AttachTierResult)
+
+    def detach_tier(self, device: str) -> None:
+        """Drain a tier and stop its driver. What has no copy elsewhere moves first, or is computed again when it is
+        used.
+        """
+        self._invoke("detach_tier", DetachTierArgs(device), Empty)
+
     def shutdown(self) -> None:
-        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED), drivers
-        stop.
+        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED;
+        `suspended` on named and detached contexts), drivers stop.
         """
         self._invoke("shutdown", Empty(), Empty)
+
+    def sleep(self) -> None:
+        """Give all of hbm back and keep every context in the other tiers; what runs waits until `wake`."""
+        self._invoke("sleep", Empty(), Empty)
+
+    def wake(self) -> None:
+        """End a `sleep`: take hbm again and go on."""
+        self._invoke("wake", Empty(), Empty)
 
 
 class SyncCalls(SyncPlainCalls):
@@ -246,6 +370,26 @@ class SyncCalls(SyncPlainCalls):
         """
         return self._invoke("alloc_context", AllocContextArgs(pid, device), AllocContextResult)
 
+    def open(self, name: str = "", fork: bool = False, cid: int = 0) -> OpenResult:
+        """A handle to a named context of the caller's uid. It moves into the caller's process; when another connection
+        holds it, that is EBUSY. With `fork` the handle is to a private copy and the context itself stays where it
+        is.
+        """
+        return self._invoke("open", OpenArgs(name, fork, cid), OpenResult)
+
+    def snapshot(self, name: str, ctxs: tuple[int, ...]) -> SnapshotResult:
+        """Write contexts into one file of the state directory, whole or not at all; an earlier snapshot of that name
+        stays until the new one is complete. A context that generates is EBUSY. Without a state directory it is
+        ENOSYS.
+        """
+        return self._invoke("snapshot", SnapshotArgs(name, ctxs), SnapshotResult)
+
+    def restore(self, name: str) -> RestoreResult:
+        """Make new contexts, in the caller's process, of those in a snapshot of the caller's uid: all or none. A file
+        that is damaged, or was made under another identity (`field` names what differs), is ECORRUPT.
+        """
+        return self._invoke("restore", RestoreArgs(name), RestoreResult)
+
 
 class AsyncPlainCalls(ABC):
     """The asynchronous calls whose results need no object around them."""
@@ -253,13 +397,16 @@ class AsyncPlainCalls(ABC):
     @abstractmethod
     async def _invoke(self, name: str, args: Record, result: type[R]) -> R: ...
 
-    async def hello(self, client: str, version: int) -> HelloResult:
+    async def hello(self, client: str, version: int, session: str = "") -> HelloResult:
         """Say who is calling and which ABI version it speaks; learn the server's, and the uid that the socket proved.
         It gives the connection its own process, named `client`; calls that need one are EINVAL before it, calls
         that only look work without it. Once per connection (EEXIST). A version that this server does not speak is
-        EINVAL.
+        EINVAL. The result carries a session token, which is a secret. A later connection that gives it back as
+        `session` takes over the session's named and detached contexts, in its own new process and under new
+        handles, also after the daemon died and came back. A token that nobody was given, or another uid's, or one
+        whose session kept nothing is EACCES; one whose connection still lives is EBUSY.
         """
-        return await self._invoke("hello", HelloArgs(client, version), HelloResult)
+        return await self._invoke("hello", HelloArgs(client, version, session), HelloResult)
 
     async def exit(self, pid: int = 0, code: int = 0) -> None:
         """End a process of this connection with an exit code. Its contexts are released, its generations end with
@@ -331,6 +478,28 @@ class AsyncPlainCalls(ABC):
         """One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags, hits."""
         return await self._invoke("pagemap", LookArgs(ctx, cid), PagemapResult)
 
+    async def publish(self, ctx: int, name: str, replace: bool = False) -> None:
+        """Give a context a name within the caller's uid, or another one. From now on it outlives its connection, its
+        process and the daemon: its tokens are journaled, and its KV is found again by key or computed again. A
+        generation on it goes on without its client. A name that another context has is EEXIST, or with `replace`
+        taken from it; that one goes when nobody holds it.
+        """
+        await self._invoke("publish", PublishArgs(ctx, name, replace), Empty)
+
+    async def unlink(self, name: str) -> None:
+        """Take a name away. The context goes when nobody holds it: now, or when its connection ends."""
+        await self._invoke("unlink", UnlinkArgs(name), Empty)
+
+    async def names(self, prefix: str = "") -> NamesResult:
+        """The named and detached contexts of the caller's uid, by name, and who holds them."""
+        return await self._invoke("names", NamesArgs(prefix), NamesResult)
+
+    async def detach(self, ctx: int) -> None:
+        """Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of
+        the uid with `open` by cid.
+        """
+        await self._invoke("detach", CtxArgs(ctx), Empty)
+
     async def generate(
         self,
         ctx: int,
@@ -351,9 +520,10 @@ class AsyncPlainCalls(ABC):
     ) -> GenerateResult:
         """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens` carry token
         ids and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the
-        whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`. Once the
-        first token is out it never ends in an errno. A context that generates refuses other writers with EBUSY.
-        Stop strings need a tokenizer (ENOSYS without one).
+        whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named
+        or detached context also `suspended`, when the system goes down: `reattach` goes on with it. Once the first
+        token is out it never ends in an errno. A context that generates refuses other writers with EBUSY. Stop
+        strings need a tokenizer (ENOSYS without one).
         """
         args = GenerateArgs(
             ctx,
@@ -390,6 +560,59 @@ class AsyncPlainCalls(ABC):
         """
         await self._invoke("cancel", CancelArgs(request), Empty)
 
+    async def reattach(self, ctx: int, tokens: bytes = b"", stream: bool = True) -> GenerateResult:
+        """Go on with a generation on a named or detached context that lost its client, or the daemon under it.
+        `tokens` is what the caller has of it; the stream goes on behind them, and the reply carries the whole. What
+        the system has must agree with them (EINVAL names the first that differs); where the daemon died before it
+        wrote them down, they are taken as they are, and the rest is sampled with the same seed at the same
+        positions. One that has ended is answered at once, until something else is done with the context. Log-
+        probabilities of tokens from before a crash are not known any more. Without such a generation it is ENOENT;
+        one that another request waits for is EBUSY.
+        """
+        return await self._invoke("reattach", ReattachArgs(ctx, tokens, stream), GenerateResult)
+
+    async def pin(self, ctx: int, duration_ms: int = 0, cid: int = 0) -> None:
+        """Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl
+        allows (EDQUOT).
+        """
+        await self._invoke("pin", PinArgs(ctx, duration_ms, cid), Empty)
+
+    async def unpin(self, ctx: int = 0, cid: int = 0) -> None:
+        """End a `pin`."""
+        await self._invoke("unpin", LookArgs(ctx, cid), Empty)
+
+    async def advise(
+        self,
+        ctx: int,
+        advice: str,
+        start: int = 0,
+        end: int = -1,
+        priority: int = 50,
+        duration_ms: int = 0,
+        cid: int = 0,
+    ) -> None:
+        """Say what is known about the future of a range of tokens: `willneed` brings it up, `dontneed` makes it the
+        first to go, `cold` lowers and `normal` restores what eviction thinks of it, `priority` ranks it. Advice
+        never changes a result.
+        """
+        await self._invoke("advise", AdviseArgs(ctx, advice, start, end, priority, duration_ms, cid), Empty)
+
+    async def prefetch(self, ctx: int, tier: str = "hbm", deadline_ms: int = 0, cid: int = 0) -> MovedResult:
+        """Bring a context's blocks up to `tier` and answer when they are there. It never delays a load that somebody
+        waits for; past its deadline it is ETIMEDOUT and what has come stays.
+        """
+        return await self._invoke("prefetch", PrefetchArgs(ctx, tier, deadline_ms, cid), MovedResult)
+
+    async def demote(self, ctx: int, tier: str = "dram", cid: int = 0) -> MovedResult:
+        """Copy a context's blocks down to `tier` and give their faster frames back. Nothing is lost, and the context
+        may be used at any time.
+        """
+        return await self._invoke("demote", DemoteArgs(ctx, tier, cid), MovedResult)
+
+    async def evict(self, ctx: int = 0, cid: int = 0) -> MovedResult:
+        """Give a context's frames back in every tier, without copying anything: it is computed again when it is used."""
+        return await self._invoke("evict", LookArgs(ctx, cid), MovedResult)
+
     async def uname(self) -> UnameResult:
         """What runs here: versions, model, fingerprint, geometry, numerics, devices, and where the tokenizer file is
         for clients that tokenize themselves.
@@ -410,6 +633,12 @@ class AsyncPlainCalls(ABC):
         """
         return await self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
 
+    async def explain(self, ctx: int = 0, cid: int = 0, block: int = -1) -> ExplainResult:
+        """Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block,
+        with the numbers that decided, oldest first.
+        """
+        return await self._invoke("explain", ExplainArgs(ctx, cid, block), ExplainResult)
+
     async def dmesg(self, since: int = 0) -> DmesgResult:
         """The kernel's log after entry number `since`, oldest first."""
         return await self._invoke("dmesg", DmesgArgs(since), DmesgResult)
@@ -418,11 +647,29 @@ class AsyncPlainCalls(ABC):
         """Check every invariant of DESIGN.md §3 now, and name the ones that do not hold."""
         return await self._invoke("fsck", Empty(), FsckResult)
 
+    async def attach_tier(self, kind: str, size_bytes: int, settings: str = "{}") -> AttachTierResult:
+        """Start the driver of another tier and use it, while serving. Answers when the driver is up."""
+        return await self._invoke("attach_tier", AttachTierArgs(kind, size_bytes, settings), AttachTierResult)
+
+    async def detach_tier(self, device: str) -> None:
+        """Drain a tier and stop its driver. What has no copy elsewhere moves first, or is computed again when it is
+        used.
+        """
+        await self._invoke("detach_tier", DetachTierArgs(device), Empty)
+
     async def shutdown(self) -> None:
-        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED), drivers
-        stop.
+        """Stop the system: this call is answered, what is outstanding elsewhere ends (`killed` or ECANCELED;
+        `suspended` on named and detached contexts), drivers stop.
         """
         await self._invoke("shutdown", Empty(), Empty)
+
+    async def sleep(self) -> None:
+        """Give all of hbm back and keep every context in the other tiers; what runs waits until `wake`."""
+        await self._invoke("sleep", Empty(), Empty)
+
+    async def wake(self) -> None:
+        """End a `sleep`: take hbm again and go on."""
+        await self._invoke("wake", Empty(), Empty)
 
 
 class AsyncCalls(AsyncPlainCalls):
@@ -439,3 +686,23 @@ class AsyncCalls(AsyncPlainCalls):
         and to calls that only look. It takes no frames until something is appended.
         """
         return await self._invoke("alloc_context", AllocContextArgs(pid, device), AllocContextResult)
+
+    async def open(self, name: str = "", fork: bool = False, cid: int = 0) -> OpenResult:
+        """A handle to a named context of the caller's uid. It moves into the caller's process; when another connection
+        holds it, that is EBUSY. With `fork` the handle is to a private copy and the context itself stays where it
+        is.
+        """
+        return await self._invoke("open", OpenArgs(name, fork, cid), OpenResult)
+
+    async def snapshot(self, name: str, ctxs: tuple[int, ...]) -> SnapshotResult:
+        """Write contexts into one file of the state directory, whole or not at all; an earlier snapshot of that name
+        stays until the new one is complete. A context that generates is EBUSY. Without a state directory it is
+        ENOSYS.
+        """
+        return await self._invoke("snapshot", SnapshotArgs(name, ctxs), SnapshotResult)
+
+    async def restore(self, name: str) -> RestoreResult:
+        """Make new contexts, in the caller's process, of those in a snapshot of the caller's uid: all or none. A file
+        that is damaged, or was made under another identity (`field` names what differs), is ECORRUPT.
+        """
+        return await self._invoke("restore", RestoreArgs(name), RestoreResult)

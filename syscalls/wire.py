@@ -16,8 +16,9 @@ import msgspec
 
 from attnix.kernel.errors import Detail, E
 from attnix.kernel.params import MAX_MESSAGE_BYTES, MAX_REQUESTS
+from attnix.kernel.trap_table import TRAPS
 
-from .abi import CALLS, RESERVED, Call, Record
+from .abi import BY_NUMBER, CALLS, RESERVED, Call, Record
 from .framing import Oversized, header
 
 MAX_REQUEST_ID: Final = 2**63 - 1
@@ -46,7 +47,7 @@ class Route:
         self.kept_raw = msgspec.Raw()
 
 
-ROUTES: Final = {call.number: Route(call) for call in CALLS}
+ROUTES: Final = {call.number: Route(call) for call in CALLS if call.name in TRAPS}  # what this kernel can do
 
 # (id, number, arguments still encoded): the structure of the whole message is checked, the types of two items.
 envelope: Final[Callable[[bytes], tuple[int, int, msgspec.Raw]]] = msgspec.msgpack.Decoder(
@@ -132,7 +133,7 @@ def explain(body: bytes, is_outstanding: Callable[[int], bool]) -> Refusal:
         return Refusal(0, E.EINVAL, {"message": text, "field": "id"})
     route = ROUTES.get(number)
     if route is None:
-        name = RESERVED.get(number)
+        name = BY_NUMBER[number].name if number in BY_NUMBER else RESERVED.get(number)
         text = f"{name} ({number}) is not in this version" if name else f"there is no system call number {number}"
         return Refusal(request, E.ENOSYS, {"message": text, "number": number})
     try:

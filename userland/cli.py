@@ -15,6 +15,8 @@ from .commands.demo import demo
 from .commands.kill import kill
 from .commands.memory import demote, evict, pin, prefetch, unpin
 from .commands.pull import pull
+from .commands.replay import SETTINGS as REPLAY_SETTINGS
+from .commands.replay import replay
 from .commands.run import run
 from .commands.shutdown import shutdown
 from .commands.study import study
@@ -50,6 +52,7 @@ for _command in _MEMORY:
     app.command(rich_help_panel="Memory")(_command)
 for _command in _INSPECTOR:
     app.command(rich_help_panel="Inspector")(_command)
+app.command(context_settings=REPLAY_SETTINGS, add_help_option=False)(replay)  # its options are its own process's
 app.add_typer(bench, name="bench")
 app.add_typer(study, name="study")
 

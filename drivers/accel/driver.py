@@ -14,6 +14,7 @@ What a pass returns per sequence, in batch order (kernel/events.py, ExecDone):
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 
 from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, SEQ_FIELDS
 from attnix.kernel.errors import E
-from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
 from attnix.kernel.tag import GATES
@@ -38,6 +39,7 @@ from .identity import fingerprint
 from .model import LoadFailed, Model, Numerics, PageRows, PassRefused, Refusal
 from .model_files import ModelError
 from .sampler import BadLogits, sample, token_logprobs, top_logprobs
+from .transfers import Speed, Transfers
 from .weights import open_model
 
 SEQ_DTYPE: Final = np.dtype(SEQ_FIELDS)
@@ -56,6 +58,10 @@ class AccelConfig(NamedTuple):
     threads       0: one per core
     cache_dir     where content digests are kept between runs; "": nowhere
     gates_fd      descriptor of the gates; -1: none
+    dram_fd, dram_device  descriptor of the dram arena and its device number; -1: there is none, and no transfers
+    dram_frames   stored frames that it must have room for
+    identity      32 hex digits, what every stored frame's header carries; "": told later
+    layers        of the model, 0: whatever it has
     """
 
     model: str
@@ -68,6 +74,11 @@ class AccelConfig(NamedTuple):
     threads: int = 0
     cache_dir: str = ""
     gates_fd: int = -1
+    dram_fd: int = -1
+    dram_device: int = -1
+    dram_frames: int = 0
+    identity: str = ""
+    layers: int = 0
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> AccelConfig:
@@ -87,6 +98,8 @@ class AccelConfig(NamedTuple):
         config = cls(**raw)
         if min(config.slots, config.entries, config.block_tokens) < 1 or config.threads < 0:
             raise ConfigError("slots, entries and block_tokens must be positive, threads not negative")
+        if config.identity and not re.fullmatch("[0-9a-f]{32}", config.identity):
+            raise ConfigError(f"an identity is 32 hex digits, not {config.identity!r}")
         return config
 
 
@@ -121,8 +134,9 @@ def wanted_rows(seqs: npt.NDArray[Any], tokens: npt.NDArray[np.int32]) -> Want:
 class AccelBackend:
     """One model on one arena.  Error at construction: ConfigError (another try would end the same way)."""
 
-    def __init__(self, config: AccelConfig, arena: Any, rows: Any, gates: Any = None) -> None:
-        """arena, rows, gates: shared memory; without gates a pass that names one is refused."""
+    def __init__(self, config: AccelConfig, arena: Any, rows: Any, dram: Any = None, gates: Any = None) -> None:
+        """arena, rows, dram, gates: shared memory.  Without dram there are no transfers; without gates a pass that names one
+        is refused."""
         try:
             shape, weights, metadata = open_model(config.model, DTYPES[config.dtype])
             cache_dir = Path(config.cache_dir) if config.cache_dir else None
@@ -150,6 +164,21 @@ class AccelBackend:
                 if memoryview(gates).nbytes < 8 * GATES:
                     raise ConfigError(f"{memoryview(gates).nbytes} bytes cannot hold {GATES} gates")
                 self._model.attach_gates(gates)
+            if config.layers not in (0, shape.layers):
+                raise ConfigError(f"the model has {shape.layers} layers, not {config.layers}")
+            self._transfers: Transfers | None = None
+            self._speed = Speed(0, 0, 0)
+            if dram is not None:
+                self._transfers = Transfers(
+                    self._frame_bytes, shape.layers, config.block_tokens, frames, dram, config.dram_device, gates,
+                    self._model.threads,
+                )  # fmt: skip
+                room = memoryview(dram).nbytes // self._transfers.stored_bytes
+                if room < config.dram_frames:
+                    raise ConfigError(f"the dram arena has room for {room} stored frames, not {config.dram_frames}")
+                self._speed = self._transfers.measure()
+                if config.identity:
+                    self._transfers.identify(bytes.fromhex(config.identity))
         except (ModelError, ValueError) as error:
             raise ConfigError(str(error)) from error
         self._config = config
@@ -173,7 +202,7 @@ class AccelBackend:
             kind="accel",
             pid=os.getpid(),
             fingerprint=self._fingerprint,
-            capabilities=("exec", "drop"),
+            capabilities=("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write"),
             capacity_frames=self._capacity_frames,
             frame_bytes=self._frame_bytes,
             alignment_bytes=1,
@@ -182,7 +211,22 @@ class AccelBackend:
             # KV depends on the precision of the weights too; the engine's name is part of every block key.
             engine=f"{self._model.engine}/{self._config.dtype}",
             model=self._name,
+            read_bytes_s=self._speed.read_bytes_s,
+            write_bytes_s=self._speed.write_bytes_s,
+            latency_ns=self._speed.latency_ns,
         )
+
+    def identify(self, digest: bytes) -> None:
+        """What every stored frame's header carries from now on.  Error: ValueError unless it has 16 bytes."""
+        if self._transfers is not None:
+            self._transfers.identify(digest)
+
+    def transfer(self, effect: Transfer) -> TransferDone:
+        """Copy frames to or from the dram arena."""
+        if self._transfers is None:
+            every = tuple((item, int(E.ENODEV)) for item in range(len(effect.pairs) // 8))
+            return TransferDone(effect.device, effect.seq, every, 0, 0)
+        return self._transfers.run(effect)
 
     def execute(self, effect: Exec) -> ExecDone | ExecFailed:
         """One pass.  ExecFailed: refused by the engine's checks (nothing was done), a load that it waited for failed, or
@@ -217,7 +261,8 @@ class AccelBackend:
         self._counters["dropped_frames"] += len(frames)
 
     def health(self) -> dict[str, int]:
-        return dict(self._counters)
+        moved = {} if self._transfers is None else self._transfers.counters | self._speed._asdict()
+        return self._counters | moved
 
     def _failed(self, effect: Exec, code: E, reason: str) -> ExecFailed:
         self._counters["refused"] += 1
@@ -291,5 +336,8 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
     torch.set_num_threads(1)  # torch only converts weights here; the engine has its own threads, and two pools fight
     arena = map_shared(arguments.arena_fd)
     advise_huge_pages(arena)
+    dram = map_shared(config.dram_fd) if config.dram_fd >= 0 else None
+    if dram is not None:
+        advise_huge_pages(dram)
     gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
-    return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), gates)
+    return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)

@@ -50,7 +50,7 @@ class KernelView:
         return self._m.costs.rebuild_ns(0, depth)
 
     def reload_ns(self, device: int) -> int:
-        below = self._m.below(device)
+        below = self._m.tiers.below(device)
         return int(self._m.costs.link(below.index, "read").ns(self._m.costs.frame_bytes)) if below else 0
 
     def capacity_frames(self, device: int) -> int:

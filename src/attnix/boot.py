@@ -3,8 +3,8 @@
     python -m attnix.boot --model PATH|NAME|sim [--socket PATH] [--hbm 256MiB] ...
 
 Order: take the socket (a second daemon fails before anything is loaded), read the model's geometry, start the text
-worker and one accel driver per device, make the kernel out of what the drivers' probes say, then accept.  Prints one
-line, `attnix: ready on SOCKET`, when it does.
+worker and one accel driver per device, then the drivers of slower tiers (their frames carry the identity that the accels
+know), make the kernel out of what the probes say, then accept.  Prints one line, `attnix: ready on SOCKET`, when it does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import secrets
 import signal
 import sys
@@ -25,9 +24,22 @@ from typing import Any, Final, NamedTuple
 import uvloop
 
 from attnix import __version__
+from attnix.boot_tiers import (
+    TierDrivers,
+    TierRequest,
+    default_dram_bytes,
+    identity_digest,
+    name_tiers,
+    parse_bytes,
+    parse_nvme,
+    parse_remote,
+    parse_sim_tier,
+    register_policies,
+)
 from attnix.drivers.accel.config import ELEMENT_BYTES, ModelConfig
 from attnix.drivers.accel.metadata import load_config
 from attnix.drivers.accel.model_files import ModelError
+from attnix.drivers.dram import DramSpec, machine_bytes
 from attnix.drivers.protocol import Probe
 from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.drivers.supervisor import DriverStartError, Supervisor
@@ -36,7 +48,7 @@ from attnix.kernel.core import Core
 from attnix.kernel.errors import Errno
 from attnix.kernel.events import Bug, Event
 from attnix.kernel.geometry import KvShape, RowLayout
-from attnix.kernel.params import BLOCK_TOKENS, MAX_CONTEXTS
+from attnix.kernel.params import BLOCK_TOKENS, MAX_CONTEXTS, MAX_DEVICES
 from attnix.kernel.step import Kernel
 from attnix.kernel.sysctl import Sysctl
 from attnix.syscalls.daemon import Daemon
@@ -48,7 +60,6 @@ SIM_VOCAB: Final = 256
 KEY_FORMAT: Final = "1"
 _SECRET_BYTES: Final = 16
 _STOPPED: Final = (signal.SIGTERM, signal.SIGINT)
-_UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class BootError(Exception):
@@ -73,6 +84,9 @@ class Options(NamedTuple):
     state_dir: str
     sim: str
     sysctl: tuple[str, ...]
+    dram_bytes: int = 0
+    tiers: tuple[TierRequest, ...] = ()  # below dram
+    tier_write: str = ""
 
 
 class Shape(NamedTuple):
@@ -85,14 +99,6 @@ class Shape(NamedTuple):
     window_tokens: int
     vocab_tokens: int
     rope: str
-
-
-def parse_bytes(text: str) -> int:
-    """`256MiB`, `2GiB`, `1000000`.  Error: ValueError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)?\s*", text, re.IGNORECASE)
-    if not match:
-        raise ValueError(f"{text!r} is not a size: write 256MiB, 2GiB or a number of bytes")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
 
 
 def state_dir() -> Path:
@@ -146,30 +152,23 @@ def _make_secret(path: Path) -> None:
         temporary.unlink()
 
 
-def machine_bytes() -> int:
-    """Memory that this process may ever use: the machine's, or its control group's when that is less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2 and v1
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
-    return min(limits)
-
-
-def check_memory(options: Options, frames_bytes: int, layout: RowLayout) -> None:
+def check_memory(options: Options, frames_bytes: int, layout: RowLayout, dram: DramSpec | None) -> None:
     """BootError when frames and page tables cannot fit, rather than being killed for memory once they are written."""
-    wanted = options.accels * (frames_bytes + layout.total_bytes)
+    dram_bytes = 0 if dram is None else dram.arena_bytes
+    wanted = options.accels * (frames_bytes + layout.total_bytes) + dram_bytes
     limit = machine_bytes()
     if wanted > limit:
         raise BootError(
-            f"frames ({options.accels} x {frames_bytes} bytes) and page tables ({options.accels} x {layout.total_bytes}) "
-            f"need {wanted} bytes and this machine allows {limit}: give less --hbm, --max-contexts or --window"
+            f"frames ({options.accels} x {frames_bytes} bytes), page tables ({options.accels} x {layout.total_bytes}) and "
+            f"dram ({dram_bytes}) need {wanted} bytes and this machine allows {limit}: give less --hbm, --dram, "
+            f"--max-contexts or --window"
         )
 
 
 def settings_of(options: Options) -> dict[str, int | str]:
     """What --sysctl sets, checked.  Error: BootError."""
     settings: dict[str, int | str] = {}
-    for assignment in options.sysctl:
+    for assignment in (*options.sysctl, *([f"tier.write={options.tier_write}"] if options.tier_write else ())):
         name, separator, value = assignment.partition("=")
         if not separator:
             raise BootError(f"--sysctl {assignment!r}: write NAME=VALUE")
@@ -235,19 +234,12 @@ def _sim_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def kernel_config(
-    options: Options,
-    settings: dict[str, int | str],
-    shape: Shape,
-    capacity: int,
-    probes: Sequence[Probe],
-    text: TextService | None,
-) -> KernelConfig:
-    """The kernel's half of boot.  Error: BootError when the drivers do not agree about the model."""
+def identity_of(options: Options, shape: Shape, probes: Sequence[Probe]) -> tuple[tuple[str, str], ...]:
+    """Everything that decides what KV a token gets.  Error: BootError when the accels do not agree about the model."""
     first = probes[0]
     if any((p.fingerprint, p.engine) != (first.fingerprint, first.engine) for p in probes):
         raise BootError("the accel drivers do not hold the same model on the same engine")
-    identity = (
+    return (
         ("format", KEY_FORMAT),
         ("weights", first.fingerprint),
         ("kv_dtype", options.kv_dtype),
@@ -259,8 +251,20 @@ def kernel_config(
         ("engine", first.engine),
         ("numerics", options.numerics),
     )
+
+
+def kernel_config(
+    options: Options,
+    settings: dict[str, int | str],
+    shape: Shape,
+    devices: Sequence[DeviceConfig],
+    identity: tuple[tuple[str, str], ...],
+    fingerprint: str,
+    text: TextService | None,
+) -> KernelConfig:
+    """The kernel's half of boot."""
     return KernelConfig(
-        devices=tuple(DeviceConfig(f"hbm{d}", "hbm", capacity) for d in range(options.accels)),
+        devices=tuple(devices),
         kv=shape.kv,
         window_tokens=shape.window_tokens,
         vocab_tokens=shape.vocab_tokens,
@@ -271,7 +275,7 @@ def kernel_config(
         owner_uid=os.geteuid(),
         version=__version__,
         model=shape.name,
-        fingerprint=first.fingerprint,
+        fingerprint=fingerprint,
         architecture=shape.architecture,
         kv_dtype=options.kv_dtype,
         numerics=options.numerics,
@@ -324,6 +328,8 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     text: TextService | None = None
     supervisor: Supervisor | None = None
     try:
+        for problem in register_policies():
+            relay.log("warning", problem)
         settings = settings_of(options)
         secret = read_secret(Path(options.state_dir))
         shape = shape_of(options)
@@ -332,16 +338,30 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         if capacity < 2:
             raise BootError(f"--hbm {options.hbm_bytes} bytes holds {capacity} frames of {frame_bytes}: give it more")
         layout = RowLayout(options.max_contexts, -(-shape.window_tokens // options.block_tokens))
-        check_memory(options, capacity * frame_bytes, layout)
-        supervisor = Supervisor(driver_specs(options, shape, layout, capacity), relay.emit, relay.log)
+        tiers = TierDrivers(Path(options.state_dir), frame_bytes, shape.kv.layers, options.block_tokens)
+        dram: DramSpec | None = None
+        if options.dram_bytes or options.tiers:
+            dram = tiers.dram(options.accels, options.dram_bytes, stages=bool(options.tiers))
+        check_memory(options, capacity * frame_bytes, layout, dram)
+        specs = driver_specs(options, shape, layout, capacity)
+        supervisor = Supervisor(specs, relay.emit, relay.log, dram=dram, tier_of=tiers.attached)
         starting = asyncio.ensure_future(supervisor.start())
         await asyncio.sleep(0)  # let the drivers begin to load while the text worker does
         if shape.path:
             text = TextService(shape.path, log=relay.log)
         probes = await starting
+        identity = identity_of(options, shape, probes)
+        tiers.identity = identity_digest(identity)
+        supervisor.set_identity(tiers.identity)
+        devices = [DeviceConfig(f"hbm{d}", "hbm", capacity) for d in range(options.accels)]
+        if dram is not None:
+            devices.append(DeviceConfig(dram.name, "dram", dram.capacity_frames))
+        for name, request in zip(name_tiers(options.tiers), options.tiers, strict=True):
+            probe = await supervisor.start_tier(tiers.spec(len(devices), name, request))
+            devices.append(DeviceConfig(name, request.kind, probe.capacity_frames))
         rows = [memoryview(supervisor.rows(d)) for d in range(options.accels)]
-        config = kernel_config(options, settings, shape, capacity, probes, text)
-        core = Core(secret, options.block_tokens, layout, [capacity] * options.accels, rows)
+        config = kernel_config(options, settings, shape, devices, identity, probes[0].fingerprint, text)
+        core = Core(secret, options.block_tokens, layout, [d.capacity_frames for d in devices], rows)
         kernel = Kernel(config, core)
         daemon = Daemon(kernel, listener, text, supervisor)
         relay.connect(daemon.feed)
@@ -361,11 +381,16 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     return await daemon.run(lambda: ready(listener.path))
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser of boot_tiers.py for argparse, which shows the message of its own exception only."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -375,7 +400,29 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--socket", default=default_socket_path(), help="Unix socket to serve (default: %(default)s)")
     parser.add_argument(
-        "--hbm", default="256MiB", type=_size, help="memory for frames, per accel (default: %(default)s)"
+        "--hbm",
+        default="256MiB",
+        type=_argument(parse_bytes),
+        help="memory for frames, per accel (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dram", default=None, type=_argument(parse_bytes), metavar="SIZE",
+        help="second tier: an arena in shared memory (default: none, or twice --hbm when a slower tier stages through it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nvme", action="append", default=[], type=_argument(parse_nvme), metavar="SIZE[@PATH]",
+        help="a file tier (default path: in the state directory)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--remote", action="append", default=[], type=_argument(parse_remote), metavar="URL[,SIZE]",
+        help="a Redis or Valkey server as a tier: redis://host:6379 or redis+unix:///path",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sim-tier", action="append", default=[], type=_argument(parse_sim_tier), metavar="SIZE[,JSON]",
+        help="a simulated tier, with settings of its own",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tier-write", default="", choices=("", "back", "through", "selective"), help="when blocks are copied down"
     )
     parser.add_argument(
         "--accels", default=1, type=int, help="compute devices, each a driver process (default: %(default)s)"
@@ -386,7 +433,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--window", default=0, type=int, help="longest context in tokens (default: the model's)")
     parser.add_argument("--max-contexts", default=MAX_CONTEXTS, type=int, help="context slots (default: %(default)s)")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the weights")
-    parser.add_argument("--kv-dtype", default="bfloat16", choices=("float32", "bfloat16"), help="of the frames")
+    parser.add_argument("--kv-dtype", default="bfloat16", choices=("float32", "bfloat16", "int8"), help="of the frames")
     parser.add_argument(
         "--numerics", default="fast", choices=("fast", "invariant"), help="invariant: batch-invariant results"
     )
@@ -401,9 +448,13 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     if a.accels > 8 or a.block_tokens > 256:
         parser.error("at most 8 accels and 256 tokens per block")
+    tiers = (*a.nvme, *a.sim_tier, *a.remote)
+    dram = default_dram_bytes(a.accels * a.hbm, tiers, machine_bytes()) if a.dram is None else a.dram
+    if a.accels + bool(dram or tiers) + len(tiers) > MAX_DEVICES:
+        parser.error(f"at most {MAX_DEVICES} accels and tiers together")
     return Options(
         a.model, a.socket, a.hbm, a.accels, a.block_tokens, a.window, a.max_contexts, a.dtype, a.kv_dtype, a.numerics,
-        a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl),
+        a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl), dram, tiers, a.tier_write,
     )  # fmt: skip
 
 

@@ -295,4 +295,12 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "fsck": calls.Empty,
     "dmesg": calls.DmesgArgs,
     "shutdown": calls.Empty,
+    "publish": calls.PublishArgs,
+    "open": calls.OpenArgs,
+    "unlink": calls.UnlinkArgs,
+    "names": calls.NamesArgs,
+    "detach": calls.CtxArgs,
+    "reattach": calls.ReattachArgs,
+    "snapshot": calls.SnapshotArgs,
+    "restore": calls.RestoreArgs,
 }

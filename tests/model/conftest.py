@@ -154,15 +154,21 @@ class Backend(Paged):
     """The whole driver, without its process."""
 
     def __init__(
-        self, path: Path, dtype: KvDtype = "float32", slots: int = 8, window: int = 256, **shared: Any
+        self,
+        path: Path,
+        dtype: KvDtype = "float32",
+        slots: int = 8,
+        window: int = 256,
+        settings: dict[str, Any] | None = None,
+        **shared: Any,
     ) -> None:
-        """shared: what else AccelBackend takes."""
+        """settings: more fields of AccelConfig; shared: what else AccelBackend takes."""
         entries = window // BLOCK_TOKENS
         super().__init__(slots * entries, slots, entries)
         config = load_config(path)
         self.arena = bytearray(slots * entries * config.frame_bytes(BLOCK_TOKENS, dtype))
-        settings = AccelConfig(str(path), slots, entries, BLOCK_TOKENS, dtype, dtype, "invariant", _threads(config))
-        self.backend = AccelBackend(settings, self.arena, self.row_bytes, **shared)
+        chosen = AccelConfig(str(path), slots, entries, BLOCK_TOKENS, dtype, dtype, "invariant", _threads(config))
+        self.backend = AccelBackend(chosen._replace(**settings or {}), self.arena, self.row_bytes, **shared)
 
     def execute(
         self, records: npt.NDArray[Any], tokens: Sequence[int], histories: Sequence[I32] = ()

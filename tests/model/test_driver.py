@@ -27,6 +27,7 @@ from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_FIELDS
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed
 from attnix.kernel.geometry import RowLayout
+from attnix.kernel.tag import GATES, Tag, gate_value, stored_bytes
 
 Tiny = Callable[[str], tuple[Path, Any]]
 
@@ -206,7 +207,9 @@ def test_configurations_that_cannot_work(tiny_model: Tiny, changes: dict[str, An
 class Process:
     """A driver process as the daemon starts it."""
 
-    def __init__(self, config: dict[str, Any], layout: RowLayout, arena_bytes: int) -> None:
+    def __init__(
+        self, config: dict[str, Any], layout: RowLayout, arena_bytes: int, more_fds: tuple[int, ...] = ()
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.fds = (create_memfd("arena", arena_bytes), create_memfd("rows", layout.total_bytes))
         self.rows = map_shared(self.fds[1])
@@ -216,7 +219,7 @@ class Process:
         ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "attnix.drivers.accel", *options, "--config", json.dumps(config)],
-            pass_fds=fds,
+            pass_fds=(*fds, *more_fds),
             stderr=subprocess.PIPE,
         )
         theirs.close()
@@ -307,3 +310,52 @@ sys.stdin.read()
         finally:
             os.close(driver)
     assert parent.returncode == -signal.SIGKILL
+
+
+def test_the_process_moves_frames_in_the_order_of_its_messages(tiny_model: Tiny, text: list[int]) -> None:
+    """exec, read, exec that writes on, write: all sent at once, answered in order, and the last copy undoes the second
+    pass."""
+    path, _ = tiny_model("llama")
+    frame_bytes = load_config(path).frame_bytes(16, "float32")
+    dram, gates = create_memfd("dram", 4 * stored_bytes(frame_bytes)), create_memfd("gates", 8 * GATES)
+    config = {
+        "model": str(path), "slots": 8, "entries": 16, "dtype": "float32", "kv_dtype": "float32", "threads": 1,
+        "dram_fd": dram, "dram_device": 1, "dram_frames": 4, "gates_fd": gates,
+    }  # fmt: skip
+    started = Process(config, RowLayout(8, 16), 4 << 20, (dram, gates))
+    try:
+        assert started.ask(["probe", 1])[2]["capabilities"] == ["exec", "drop", "read", "write"]
+        rows = np.zeros(1, np.dtype(SEQ_FIELDS))
+        frame = np.frombuffer(started.rows, np.int32, 8 * 16).reshape(8, 16)
+        count = np.frombuffer(started.rows, np.int16, 8 * 16, RowLayout(8, 16).count_offset).reshape(8, 16)
+        frame[0, 0], count[0, 0] = 3, 16
+        rows["ntokens"], rows["entries"], rows["top_p"], rows["repetition_penalty"] = 8, 1, 1, 1
+        packed = np.array(text[:16], np.int32).tobytes()
+        tag = Tag(b"k" * 16, b"p" * 16, b"r" * 16, 0, 8, 1, b"d", packed[:32]).pack(16)
+        pair = np.array([3, 2], np.int32).tobytes()
+        started.channel.send(["exec", 1, rows.tobytes(), packed[:32], b"", []])
+        started.channel.send(["read", 2, 1, pair, tag, -1, 0])  # the identity is not known yet
+        started.channel.send(["identity", b"i" * 16])
+        started.channel.send(["read", 3, 1, pair, tag, -1, 0])
+        rows["start"] = rows["write_from"] = 8
+        gate = np.array([4, 2], np.int64).tobytes()
+        started.channel.send(["write", 4, 1, pair, tag, 4, 2])
+        started.channel.send(["exec", 5, rows.tobytes(), packed[32:], b"", [], gate])
+        started.channel.send(["write", 6, 1, pair, tag, -1, 0])
+        answers = [started.channel.recv() for _ in range(6)]
+        assert [answer[:2] for answer in answers if answer] == [
+            ["done", 1], ["moved", 2], ["moved", 3], ["moved", 4], ["done", 5], ["moved", 6],
+        ]  # fmt: skip
+        moved = [answer for answer in answers if answer and answer[0] == "moved"]
+        assert [answer[2] for answer in moved] == [[[0, int(E.EIO)]], [], [], []]
+        assert [answer[3] for answer in moved] == [0, *[frame_bytes] * 3]
+        assert np.frombuffer(map_shared(gates), np.int64)[4] == gate_value(2, 3)
+        arena, stored = map_shared(started.fds[0]), map_shared(dram)
+        at = 2 * stored_bytes(frame_bytes) + 4096
+        kv = arena[3 * frame_bytes : 4 * frame_bytes]
+        assert kv == stored[at : at + frame_bytes] and any(kv)
+        assert not np.frombuffer(kv, np.float32).reshape(3, 2, 2, 16, 16)[:, :, :, 8:].any()
+    finally:
+        started.close()
+        os.close(dram)
+        os.close(gates)

@@ -26,7 +26,7 @@ from attnix.drivers.sim_device import SimDevice
 from attnix.kernel.calls import FsckResult, Message
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.errors import E, Panic
-from attnix.kernel.events import DriverUp, Effect, Event, Exec, Reply, Syscall
+from attnix.kernel.events import AttachTier, DriverUp, Effect, Event, Exec, Reply, Syscall, Transfer
 from attnix.kernel.geometry import KvShape
 from attnix.kernel.step import Kernel
 from attnix.kernel.twin import TwinCore
@@ -71,6 +71,15 @@ class SimPort:
         self.device.computed.clear()
         done = self.device.execute(effect)
         asyncio.get_running_loop().call_later(self._delay_s, self.daemon.feed, done)
+
+    def transfer(self, effect: Transfer) -> None:
+        raise AssertionError("there is one tier")
+
+    def attach(self, effect: AttachTier) -> None:
+        raise AssertionError("there is one tier")
+
+    def detach(self, device: int) -> None:
+        raise AssertionError("there is one tier")
 
     def restart(self, device: int, reason: str) -> None:
         raise AssertionError(reason)

@@ -9,7 +9,20 @@ import msgpack
 
 from attnix.kernel.calls import Empty, VmstatResult
 from attnix.kernel.errors import E
-from attnix.kernel.events import Disconnect, Effect, Event, Exec, Pause, Reply, Resume, Syscall
+from attnix.kernel.events import (
+    AttachTier,
+    Bug,
+    DetachTier,
+    Disconnect,
+    Effect,
+    Event,
+    Exec,
+    Pause,
+    Reply,
+    Resume,
+    Syscall,
+    Transfer,
+)
 from attnix.syscalls import abi
 from attnix.syscalls.dispatch import BUSY_TIMES, REQUESTS_AT_ONCE, Client, Dispatcher
 from attnix.syscalls.framing import Oversized
@@ -46,8 +59,20 @@ class Peer:
 
 
 class Port:
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
     def exec(self, effect: Exec) -> None:
         raise AssertionError("no kernel here asks for it")
+
+    def transfer(self, effect: Transfer) -> None:
+        self.asked.append(effect)
+
+    def attach(self, effect: AttachTier) -> None:
+        self.asked.append(effect)
+
+    def detach(self, device: int) -> None:
+        self.asked.append(device)
 
     def restart(self, device: int, reason: str) -> None:
         raise AssertionError(reason)
@@ -62,12 +87,15 @@ class Kernel:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.calls = 0
+        self.effects: list[Effect] = []  # what a Bug makes it want
 
     def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
         raise AssertionError
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
         self.events.append(event)
+        if isinstance(event, Bug):
+            return self.effects
         if not isinstance(event, Syscall):
             return []
         self.calls += 1
@@ -84,12 +112,13 @@ class Kernel:
 class Rig:
     def __init__(self) -> None:
         self.kernel = Kernel()
+        self.port = Port()
         self.soon: list[Callable[[], None]] = []
         self.now_ns = 0
         self.panics: list[BaseException] = []
         self.dispatcher = Dispatcher(
             self.kernel,
-            Port(),
+            self.port,
             None,
             on_soon=self.soon.append,
             on_timer=lambda delay_ns, fire: None,
@@ -115,6 +144,15 @@ class Rig:
 
 def vmstat(request: int) -> bytes:
     return bytes(pack([request, N["vmstat"], []]))
+
+
+def test_what_the_kernel_wants_of_tiers_reaches_the_drivers() -> None:
+    rig = Rig()
+    move = Transfer(1, 2, "read", 0, b"\0" * 8, b"tag", -1, 0)
+    attach = AttachTier(2, "nvme0", "nvme", 8, "{}")
+    rig.kernel.effects = [move, attach, DetachTier(2)]
+    rig.dispatcher.feed(Bug("info", ""))
+    assert rig.port.asked == [move, attach, 2] and not rig.panics
 
 
 def test_a_crowd_is_taken_together_and_in_order() -> None:

@@ -12,6 +12,7 @@ BENCHES: Final = {
     "core": "What the kernel's hot operations cost, against the Python twin and vLLM's scheduler.",
     "syscall": "What a system call costs, against a raw socket echo in the same run.",
     "decode": "Prefill and decode tokens/s, against the machine's limits and other engines.",
+    "tiers": "How fast frames move between tiers, against memcpy and fio.",
 }
 
 bench = typer.Typer(

@@ -21,17 +21,30 @@ def boot(
         str, typer.Option(help="A pulled model, a GGUF file, a Hugging Face directory, or sim (no model).")
     ] = "smollm2",
     hbm: Annotated[str, typer.Option(metavar="SIZE", help="Memory for frames, per accel.")] = "256MiB",
+    dram: Annotated[
+        str, typer.Option(metavar="SIZE", help="Second tier, in shared memory: blocks that leave hbm go there.")
+    ] = "",
+    nvme: Annotated[
+        list[str] | None, typer.Option(metavar="SIZE[@PATH]", help="A file tier below it. Repeatable.")
+    ] = None,
+    remote: Annotated[
+        list[str] | None, typer.Option(metavar="URL[,SIZE]", help="A Redis or Valkey server as a tier. Repeatable.")
+    ] = None,
+    tier_write: Annotated[str, typer.Option(help="When blocks are copied down: back, through or selective.")] = "",
     accels: Annotated[int | None, typer.Option(help="Compute devices, each a driver process.")] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Tokens per block.")] = None,
     window: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
     max_contexts: Annotated[int | None, typer.Option(help="Context slots.")] = None,
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "",
-    kv_dtype: Annotated[str, typer.Option(help="Of the frames: float32 or bfloat16.")] = "",
+    kv_dtype: Annotated[str, typer.Option(help="Of the frames: float32, bfloat16 or int8.")] = "",
     numerics: Annotated[str, typer.Option(help="fast, or invariant: results do not depend on the batch.")] = "",
     threads: Annotated[int | None, typer.Option(help="Threads of each accel.")] = None,
     sharing: Annotated[str, typer.Option(help="Who shares prefixes: uid or none.")] = "",
-    state_dir: Annotated[str, typer.Option(metavar="DIR", help="Where the secret lies.")] = "",
+    state_dir: Annotated[str, typer.Option(metavar="DIR", help="Where the secret and the files of tiers lie.")] = "",
     sim: Annotated[str, typer.Option(metavar="JSON", help="Settings of the simulated accel, with --model sim.")] = "",
+    sim_tier: Annotated[
+        list[str] | None, typer.Option(metavar="SIZE[,JSON]", help="A simulated tier. Repeatable.")
+    ] = None,
     sysctl: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set a tunable. Repeatable.")] = None,
     daemon: Annotated[
         bool, typer.Option("--daemon", "-d", help="Run in the background; return when it accepts.")
@@ -53,9 +66,11 @@ def boot(
     given = {
         "model": model, "hbm": hbm, "accels": accels, "block-tokens": block_tokens, "window": window,
         "max-contexts": max_contexts, "dtype": dtype, "kv-dtype": kv_dtype, "numerics": numerics, "threads": threads,
-        "sharing": sharing, "state-dir": state_dir, "sim": sim,
+        "sharing": sharing, "state-dir": state_dir, "sim": sim, "dram": dram, "tier-write": tier_write,
     }  # fmt: skip
     flags = [text for name, value in given.items() if value not in ("", None) for text in (f"--{name}", str(value))]
+    repeated = {"nvme": nvme, "remote": remote, "sim-tier": sim_tier}
+    flags += [text for name, values in repeated.items() for value in values or () for text in (f"--{name}", value)]
     flags += [text for setting in sysctl or () for text in ("--sysctl", setting)]
     path = os.path.abspath(socket or default_socket_path())
     if not daemon:

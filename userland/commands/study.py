@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from ..output import CommandError, JsonOption, show, table
-from ..units import count, size
+from ..units import count, duration, size
 
 study = typer.Typer(no_args_is_help=True, help="Studies of the design on this machine.  All take --json.")
 
@@ -51,6 +51,66 @@ def fragmentation(
         show(line)
     show("\nPrefix sharing: requests in groups with a common prefix of random length")
     show(_sharing(found["sharing"]))
+
+
+@study.command("swap")
+def swap(
+    model: Annotated[str, typer.Option(help="A pulled model, a GGUF file or a Hugging Face directory.")] = "smollm2",
+    directory: Annotated[
+        str, typer.Option("--dir", metavar="DIR", help="Where the nvme tier's file goes (default: the temporary one).")
+    ] = "",
+    rounds: Annotated[int, typer.Option(help="Repetitions behind each median.", min=1)] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Where loading a context's blocks beats computing them again on this machine: dram, nvme and the real model."""
+    flags = ["--model", model, "--rounds", str(rounds), *(["--dir", directory] if directory else [])]
+    printed = measured("attnix.study_swap", *flags)
+    if as_json:
+        sys.stdout.write(printed)
+        return
+    found = json.loads(printed)
+    engines = ", ".join(f"{name} {engine}" for name, engine in found["engines"].items())
+    show(f"{found['model']}; {engines}; medians of {found['rounds']}")
+    show(_swap(found["rows"]))
+    for line in _verdict(found):
+        show(line)
+
+
+def _swap(rows: list[dict[str, Any]]) -> Table:
+    made = table(
+        ">TOKENS", ">BLOCKS", ">KV", ">DRAM", ">NVME", ">RECOMPUTE", ">MODEL", ">OFF", ">xDRAM", ">xNVME", "CHEAPEST"
+    )
+    for row in rows:
+        prefill = row["prefill_ns"]
+        times = [duration(round(row[name])) for name in ("dram_ns", "nvme_ns", "prefill_ns", "model_ns")]
+        made.add_row(
+            count(row["tokens"]),
+            count(row["blocks"]),
+            size(row["kv_bytes"]),
+            *times,
+            f"{row['model_ns'] / prefill - 1:+.0%}",
+            f"{prefill / row['dram_ns']:.0f}",
+            f"{prefill / row['nvme_ns']:.0f}",
+            row["cheapest"],
+        )
+    return made
+
+
+def _verdict(found: dict[str, Any]) -> list[str]:
+    fit = found["fit"]
+    lines = []
+    for tier, lengths in found["recompute_wins"].items():
+        won = f"at {', '.join(map(count, lengths))} tokens" if lengths else "nowhere, down to one block"
+        lines.append(f"recompute beats loading from {tier}: {won}")
+    lines.append(
+        f"t_prefill(n, c) = a n + b n (c + n/2) + k: a {fit['a_ns'] / 1e3:.1f} us, b {fit['b_ns']:.2f} ns, "
+        f"k {fit['k_ns'] / 1e6:.2f} ms"
+    )
+    lines.append(
+        f"over {fit['passes']} passes it is off by {fit['mean_residual']:.1%} on average, {fit['worst_residual']:.1%} at most "
+        f"({fit['worst_tokens']} tokens on {count(fit['worst_cached'])})"
+    )
+    return lines
 
 
 def _placements(rows: list[dict[str, Any]], token_ns: dict[int, float]) -> Table:

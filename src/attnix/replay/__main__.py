@@ -1,0 +1,134 @@
+"""`attnix replay`: a recorded trace through the kernel under a simulated clock.
+
+    attnix replay ../shared/traces/mooncake_conversation.jsonl.gz --capacity 5% --policy lru,learned --rate 0.3
+
+What a profile's numbers come from: src/attnix/replay/profile.py; what is simulated how: docs/replay.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from attnix.traces import load
+
+from .engine import Frames, Replay, policy_names
+from .metrics import Result
+from .profile import PROFILES, Profile
+from .report import document, plot, table
+from .workload import Workload, from_trace
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+
+
+def size_bytes(text: str) -> int:
+    """`48GiB`, `256G`, `1000`.  ValueError."""
+    lowered = text.strip().lower().removesuffix("b")
+    digits = lowered.rstrip("kmgti")
+    try:
+        size = round(float(digits) * _UNITS[lowered[len(digits) :]])
+    except (ValueError, KeyError):
+        raise ValueError(f"{text!r} is not a size such as 48GiB") from None
+    if size < 0:
+        raise ValueError(f"{text!r} is negative")
+    return size
+
+
+def frames_for(
+    workload: Workload, profile: Profile, capacity: str, hbm: str, dram: str, nvme: str
+) -> Frames:  # fmt: skip
+    """Capacities in frames: a share of the distinct blocks (`capacity`, hbm alone), or bytes, or the profile's.  ValueError."""
+    if capacity:
+        if hbm or dram or nvme:
+            raise ValueError("--capacity is one tier's, so it excludes --hbm, --dram and --nvme")
+        share = capacity.removesuffix("%")
+        try:
+            number = float(share)
+        except ValueError:
+            raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
+        if share != capacity:
+            if not workload.distinct_blocks:
+                raise ValueError("this trace has no blocks to take a share of: give --hbm")
+            number = workload.distinct_blocks * number / 100
+        if number < 1:
+            raise ValueError(f"--capacity {capacity} is less than one frame")
+        return Frames(round(number))
+    frame_bytes = profile.kv.frame_bytes(workload.block_tokens)
+    given = (
+        (hbm, profile.hbm_bytes), (dram, profile.dram_bytes if not hbm else 0), (nvme, profile.nvme_bytes if not hbm else 0),
+    )  # fmt: skip
+    frames = Frames(*((size_bytes(text) if text else default) // frame_bytes for text, default in given))
+    if frames.hbm < 1:
+        raise ValueError(f"hbm has no room for one frame of {frame_bytes:,} bytes")
+    return frames
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 not possible, 2 wrong usage."""
+    parser = argparse.ArgumentParser(
+        prog="attnix replay", description="Replay a recorded trace through the kernel under a simulated clock."
+    )
+    parser.add_argument("trace", type=Path, help="a file of ../shared/traces/, .gz or not")
+    parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
+    parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
+    parser.add_argument("--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames")
+    parser.add_argument("--hbm", default="", help="bytes of KV, such as 48GiB; then the other tiers are 0 unless given")
+    parser.add_argument("--dram", default="", help="bytes; 0: none")
+    parser.add_argument("--nvme", default="", help="bytes; 0: none")
+    parser.add_argument("--hints", action="store_true", help="tell the kernel when a tool will answer")
+    parser.add_argument("--rate", type=float, default=1.0, help="arrivals this many times as fast as recorded")
+    parser.add_argument("--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions")
+    parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
+    parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
+    parser.add_argument("--exact", action="store_true", help="decode one token per pass (slow): see docs/replay.md")
+    parser.add_argument("--json", default="", metavar="FILE", help="write a document; -: to standard output, no table")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hits and TTFT (needs attnix[plot])")
+    args = parser.parse_args(argv)
+    if args.rate <= 0 or args.concurrency <= 0 or args.requests < 0:
+        parser.error("--rate and --concurrency are more than 0, --requests at least 0")
+    policies = args.policy.split(",")
+    unknown = [name for name in policies if name not in policy_names()]
+    if unknown:
+        parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
+    try:
+        return _run(args, policies)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"attnix: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace, policies: list[str]) -> int:
+    profile = PROFILES[args.profile]
+    trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
+    workload = from_trace(trace, rate=args.rate, limit=args.requests)
+    frames = frames_for(workload, profile, args.capacity, args.hbm, args.dram, args.nvme)
+    results: list[Result] = []
+    for policy in policies:
+        began = perf_counter()
+        results.append(Replay(workload, profile, frames, policy, hints=args.hints, exact=args.exact).run())
+        print(f"{policy}: {perf_counter() - began:.1f} s", file=sys.stderr)
+    settings: dict[str, Any] = {
+        "trace": workload.name, "profile": profile.name, "frames": frames.by_tier(), "block_tokens": workload.block_tokens,
+        "distinct_blocks": workload.distinct_blocks, "has_sessions": workload.has_sessions, "hints": args.hints,
+        "rate": args.rate, "concurrency": args.concurrency, "seed": args.seed, "exact": args.exact,
+    }  # fmt: skip
+    if args.json:
+        text = json.dumps(document(settings, results), indent=2) + "\n"
+        if args.json == "-":
+            sys.stdout.write(text)
+        else:
+            Path(args.json).write_text(text)
+    if args.json != "-":
+        print(table(settings, results))
+    if args.plot:
+        plot(args.plot, settings, results)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,369 @@
+"""The clock: arrivals, completions and timers go into `Kernel.step`, and its effects come out as times.
+
+It is the daemon's kernel with the core in C; only devices and clients are simulated.  One client plays all sessions.  A
+session keeps one context over its turns: it cuts the log back to what the next prompt has in common with it, appends the
+rest and generates.  A request without a session gets a context, which it releases at its end.  Nothing is drawn at
+random, so the same workload and settings give the same events at the same times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from attnix.kernel import calls
+from attnix.kernel.config import DeviceConfig, KernelConfig
+from attnix.kernel.context import Context
+from attnix.kernel.core import Core
+from attnix.kernel.errors import E
+from attnix.kernel.events import (
+    Connect,
+    DriverUp,
+    Effect,
+    Event,
+    Exec,
+    Reply,
+    SetTimer,
+    Syscall,
+    Timer,
+    Transfer,
+    TransferDone,
+)
+from attnix.kernel.look import vmstat
+from attnix.kernel.params import ABI_VERSION
+from attnix.kernel.step import Kernel
+from attnix.kernel.sysctl import POLICIES
+
+from .device import Pass, TimedAccel, TimedLink
+from .metrics import Result, quantiles
+from .optimum import bound
+from .profile import Profile
+from .workload import ANSWER_TOKENS, STOP_TOKEN, VOCAB_TOKENS, Int64s, Session, Turn, Workload, common_blocks
+
+_STEP_TOKENS: Final = 8192  # token budget of a pass, as engines on such machines have it
+_SLOTS: Final = 4096  # contexts at once; who comes later waits for one
+_CONN: Final = 1
+_HBM: Final = 0
+_S: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Capacity of each tier; 0: there is none.  hbm >= 1."""
+
+    hbm: int
+    dram: int = 0
+    nvme: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.hbm + self.dram + self.nvme
+
+    def by_tier(self) -> dict[str, int]:
+        return {t: n for t, n in (("hbm", self.hbm), ("dram", self.dram), ("nvme", self.nvme)) if n}
+
+
+class _Arrival(NamedTuple):
+    session: Live
+
+
+class _Finish(NamedTuple):
+    """A pass is over."""
+
+    work: Pass
+
+
+@dataclass(slots=True)
+class Live:
+    """A session at its turn `at`."""
+
+    session: Session
+    at: int = 0
+    handle: int = 0  # of its context; 0: none yet
+    context: Context | None = None
+    blocks: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # what its log begins with
+    arrived_ns: int = 0
+    first_ns: int = 0
+    pauses_ns: int = 0
+
+    @property
+    def turn(self) -> Turn:
+        return self.session.turns[self.at]
+
+
+def note_turn(kernel: Kernel, context: Context, kind: int, due_ns: int) -> None:
+    """Tell the kernel why a context's turn ended, and when it will go on (0: nobody knows)."""
+    note = getattr(kernel, "note_turn", None)
+    if note is not None:
+        note(context, kind, due_ns)
+
+
+def policy_names() -> tuple[str, ...]:
+    """What `Replay` takes as a policy."""
+    return tuple(sorted(POLICIES))
+
+
+class Refused(Exception):
+    """A system call said no."""
+
+    def __init__(self, code: int, detail: object) -> None:
+        super().__init__(f"{E(code).name}: {detail}")
+        self.code = code
+
+
+class Replay:
+    """One workload through one kernel.  hints: the kernel is told when a session that waits for a tool will go on."""
+
+    def __init__(
+        self, workload: Workload, profile: Profile, frames: Frames, policy: str, *, hints: bool = False, exact: bool = False,
+        check: bool = False,
+    ) -> None:  # fmt: skip
+        self._workload = workload
+        self._hints = hints
+        self._check = check
+        self.frames = frames
+        self.now_ns = 0
+        self._heap: list[tuple[int, int, Any]] = []
+        self._count = 0
+        self._request = 0
+        self._answering: dict[int, Live] = {}
+        self._by_slot: dict[int, Live] = {}
+        self._waiting: deque[Live] = deque()  # arrived, and no context slot is free
+        self._ended: list[Live] = []  # their last turn is over, their context is still there
+        self._order: list[Int64s] = []
+        self._seen = np.zeros(workload.block_numbers, np.bool_)
+        self._ttft_s: list[float] = []
+        self._answer_s: list[float] = []
+        self._job_s: list[float] = []
+        self._first_arrival_ns = -1
+        self.result = Result(policy, hit_tokens={"hbm": 0})
+        size = workload.block_tokens
+        slots = min(_SLOTS, len(workload.sessions) + 1)
+        config = KernelConfig(
+            devices=(DeviceConfig("hbm0", "hbm", frames.hbm),), kv=profile.kv,
+            window_tokens=-(-(workload.longest_tokens + 1) // size) * size, vocab_tokens=VOCAB_TOKENS,
+            identity=(("replay", profile.name),), block_tokens=size, max_contexts=slots, stop_tokens=(STOP_TOKEN,),
+            kv_dtype="bfloat16", sysctl={"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy},
+        )  # fmt: skip
+        rows = [memoryview(bytearray(config.layout.total_bytes))]
+        core = Core(bytes(range(16)), size, config.layout, [frames.hbm], rows)
+        self.kernel = Kernel(config, core)
+        self.accel = TimedAccel(profile, slots, exact=exact)
+        self._frame_bytes = profile.kv.frame_bytes(size)
+        self.links: dict[tuple[int, str], TimedLink] = {
+            (_HBM, "read"): TimedLink(profile.demote),
+            (_HBM, "write"): TimedLink(profile.promote),
+        }
+        self._gate_ns: dict[tuple[int, int], int] = {}
+        self._step(DriverUp(_HBM, 1, 1, "kept"))
+        self._step(Connect(_CONN, 0, 0, 1))
+        self._call("hello", calls.HelloArgs("replay", ABI_VERSION))
+
+    # -- the clock ------------------------------------------------------------------------------------------------
+
+    def _at(self, time_ns: int, what: Any) -> None:
+        self._count += 1
+        heappush(self._heap, (time_ns, self._count, what))
+
+    def run(self) -> Result:
+        """Until every session has ended."""
+        for session in self._workload.sessions:
+            self._at(session.start_ns, _Arrival(Live(session)))
+        heap = self._heap
+        while heap:
+            self.now_ns, _, what = heappop(heap)
+            if type(what) is _Finish:
+                self._finish(what.work)
+            elif type(what) is _Arrival:
+                self._arrive(what.session)
+            else:
+                self._step(what)
+            if self._ended or self._waiting:
+                self._settle()
+        if self._answering or self._waiting:
+            raise RuntimeError(f"{len(self._answering) + len(self._waiting)} requests were never answered")
+        return self._summary()
+
+    def _step(self, event: Event) -> list[Effect]:
+        effects = self.kernel.step(event, self.now_ns)
+        for effect in effects:
+            if type(effect) is Exec:
+                self._exec(effect)
+            elif type(effect) is Reply:
+                live = self._answering.pop(effect.request, None)
+                if live is not None:
+                    self._answered(live, effect)
+            elif type(effect) is Transfer:
+                self._transfer(effect)
+            elif type(effect) is SetTimer:
+                self._at(max(effect.at_ns, self.now_ns + 1), Timer(effect.timer))
+        if self._check:
+            problems = self.kernel.fsck()
+            if problems:
+                raise AssertionError(f"after {type(event).__name__} at {self.now_ns}: " + "; ".join(problems))
+        return effects
+
+    def _call(self, name: str, args: tuple[object, ...]) -> Any:
+        """A system call that is answered at once.  Refused."""
+        self._request += 1
+        request = self._request
+        for effect in self._step(Syscall(_CONN, request, name, args)):
+            if type(effect) is Reply and effect.request == request:
+                if effect.code:
+                    raise Refused(effect.code, effect.result)
+                return effect.result
+        raise RuntimeError(f"{name} was not answered at once")
+
+    # -- devices --------------------------------------------------------------------------------------------------
+
+    def _exec(self, work: Exec) -> None:
+        next_ns = self._heap[0][0] if self._heap else 1 << 62
+        if self._waiting:
+            next_ns = self.now_ns
+        gates = np.frombuffer(work.gates, np.int64).reshape(-1, 2).tolist() if work.gates else ()
+        gates_ns = max((self._gate_ns.get((gate, ticket), 0) for gate, ticket in gates), default=0)
+        begun = self.accel.start(work, self.now_ns, next_ns, gates_ns)
+        self._at(begun.end_ns, _Finish(begun))
+
+    def _finish(self, work: Pass) -> None:
+        for slot in work.firsts:
+            live = self._by_slot[slot]
+            live.first_ns = self.now_ns
+            self._found(live, slot)
+        self._step(work.done)
+
+    def _transfer(self, effect: Transfer) -> None:
+        """Both ends of a link are named by the driver's device and the verb; sizes are those of bare KV."""
+        moved_bytes = len(effect.pairs) // 8 * self._frame_bytes
+        end_ns, took_ns = self.links[effect.device, effect.verb].start(moved_bytes, self.now_ns)
+        if effect.gate >= 0:
+            self._gate_ns[effect.gate, effect.ticket] = end_ns
+        self._at(end_ns, TransferDone(effect.device, effect.seq, (), moved_bytes, took_ns))
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    def _arrive(self, live: Live) -> None:
+        live.arrived_ns = self.now_ns
+        if self._first_arrival_ns < 0:
+            self._first_arrival_ns = self.now_ns
+        if self._waiting or not self._begin(live):
+            self._waiting.append(live)
+
+    def _begin(self, live: Live) -> bool:
+        """Append the prompt and generate.  False: there is no context slot for it now."""
+        turn = live.turn
+        size = self._workload.block_tokens
+        if turn.prompt_tokens + turn.output_tokens + 1 > self.frames.hbm * size:
+            self.result.refused += 1
+            self._next(live)
+            return True
+        if live.context is None:
+            try:
+                made = self._call("alloc_context", calls.AllocContextArgs())
+            except Refused as refused:
+                if refused.code != E.ENOMEM:
+                    raise
+                return False
+            live.handle = made.ctx
+            live.context = self.kernel.machine.contexts[made.cid]
+            self._by_slot[live.context.slot] = live
+        keep = common_blocks(live.blocks, turn.blocks) * size
+        if len(live.blocks):
+            self._call("truncate", calls.TruncateArgs(live.handle, keep))
+        live.blocks = turn.blocks
+        self.accel.begin(live.context.slot, turn.prompt_tokens, turn.output_tokens, ANSWER_TOKENS + turn.number)
+        self._order.append(turn.blocks)
+        self.result.prompt_tokens += turn.prompt_tokens
+        fresh = int(np.count_nonzero(~self._seen[turn.blocks])) * size
+        self._seen[turn.blocks] = True
+        self.result.first_tokens += fresh + turn.prompt_tokens - len(turn.blocks) * size
+        self._call("append", calls.AppendArgs(live.handle, self._workload.prompt(turn, keep).tobytes()))
+        self._request += 1
+        self._answering[self._request] = live
+        # The device ends the answer; each pass may stand for many tokens of it.
+        self._step(
+            Syscall(_CONN, self._request, "generate", calls.GenerateArgs(live.handle, turn.output_tokens + 1, stream=False))
+        )
+        return True
+
+    def _found(self, live: Live, slot: int) -> None:
+        """Its first token is there: what was not computed for it was found."""
+        self.result.hit_tokens["hbm"] += max(0, live.turn.prompt_tokens - int(self.accel.computed[slot]))
+
+    def _answered(self, live: Live, reply: Reply) -> None:
+        """The answer is complete.  Called in the middle of the kernel's effects, so what follows comes as an event."""
+        if reply.code or live.context is None:
+            raise RuntimeError(f"request {live.turn.number} failed: {reply}")
+        turn = live.turn
+        result = self.result
+        result.requests += 1
+        result.output_tokens += turn.output_tokens
+        computed = int(self.accel.computed[live.context.slot])
+        result.computed_tokens += max(0, computed - (turn.output_tokens - 1))
+        self._ttft_s.append((live.first_ns - live.arrived_ns) * _S)
+        self._answer_s.append((self.now_ns - live.arrived_ns) * _S)
+        self._next(live)
+
+    def _next(self, live: Live) -> None:
+        """The session's turn is over."""
+        turns = live.session.turns
+        kind = live.turn.kind
+        live.at += 1
+        if live.at < len(turns):
+            pause_ns = turns[live.at].pause_ns
+            live.pauses_ns += pause_ns
+            if live.context is not None:
+                note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if self._hints else 0)
+            self._at(self.now_ns + pause_ns, _Arrival(live))
+            return
+        self._job_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
+        self._ended.append(live)
+
+    def _settle(self) -> None:
+        """Outside the kernel's steps: contexts that are done with go, and who waited for one begins."""
+        ended, self._ended = self._ended, []
+        for live in ended:
+            if live.context is not None:
+                del self._by_slot[live.context.slot]
+                self.accel.end(live.context.slot)
+                live.context = None
+                self._call("release", calls.CtxArgs(live.handle))
+        while self._waiting and self._begin(self._waiting[0]):
+            self._waiting.popleft()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _summary(self) -> Result:
+        result = self.result
+        accel = self.accel
+        self._settle()
+        makespan_ns = max(1, self.now_ns - max(0, self._first_arrival_ns))
+        counters = vmstat(self.kernel.machine)
+        result.recomputed_tokens = max(0, result.computed_tokens - result.first_tokens)
+        result.preemptions = counters.get("preemptions", 0)
+        result.ttft_s = quantiles(self._ttft_s)
+        result.answer_s = quantiles(self._answer_s)
+        result.job_s = quantiles(self._job_s)
+        result.moved_bytes = {
+            f"{self.kernel.machine.devices[device].name}_{verb}": link.moved_bytes
+            for (device, verb), link in self.links.items()
+            if device < len(self.kernel.machine.devices)
+        }
+        result.busy = round(accel.busy_ns / makespan_ns, 6)
+        result.makespan_s = round(makespan_ns * _S, 6)
+        result.passes = accel.passes
+        result.steps = accel.steps
+        result.waited_s = round(accel.waited_ns * _S, 6)
+        result.counters = counters
+        result.bound_hit_ratio = round(
+            bound(
+                self._order, result.prompt_tokens, self._workload.block_numbers, self._workload.block_tokens,
+                self.frames.total,
+            ),
+            6,
+        )  # fmt: skip
+        return result
