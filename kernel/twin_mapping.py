@@ -289,6 +289,9 @@ class TwinMapping(TwinTables):
             slot.pending_src = f
             slot.pending_entry = i
             pool.frames[f].wired += 1
+            if pool.frames[f].stamp:  # no victim before the copy is made
+                pool.frames[f].stamp = 0
+                pool.reclaimable -= 1
             self._cow += 1
         elif not self._borrow(s, i, b, n, sources):
             return 0
