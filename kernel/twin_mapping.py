@@ -11,7 +11,7 @@ from collections import deque
 
 from .errors import Panic
 from .records import EVICT, FILLING, FREE, LOADING, NOROOM, OK, VALID, Admit
-from .twin_tables import PoolState, SlotState, TwinTables
+from .twin_tables import ROOTS, PoolState, SlotState, TwinTables
 
 
 _ALIKE = 8  # blocks looked at for one that begins like the rest of a log
@@ -195,9 +195,7 @@ class TwinMapping(TwinTables):
             frames = [self._blocks[b].copies[slot.device] for b in here]
             for f in frames:  # before anything is unmapped: it may be the last reference
                 self._take(pool, f)
-                block = self._blocks[pool.frames[f].block]
-                block.hits += 1
-                block.used_ns = self.now_ns
+                self._blocks[pool.frames[f].block].hits += 1
             if pool.frames[frames[0]].state != VALID:  # what this slot had computed of that block lies elsewhere
                 slot.computed = min(slot.computed, tail * size)
             self._unmap(s, tail * size)
@@ -234,7 +232,6 @@ class TwinMapping(TwinTables):
         pool = self._pools[slot.device]
         block = self._blocks[b]
         block.hits += 1
-        block.used_ns = self.now_ns
         f = block.copies[slot.device]
         if f >= 0:  # here, though a block before it is not
             self._take(pool, f)
@@ -323,7 +320,7 @@ class TwinMapping(TwinTables):
             parent = self._pools[slot.device].frames[slot.frames[i - 1]].block
             if not self._blocks[parent].indexed:
                 return -1, 0
-        b = self._blocks[parent].child if i else self._newest_root.get(slot.domain, -1)
+        b = self._blocks[parent].child if i else self._newest_root[slot.domain % ROOTS]
         rest = slot.log[i * size : (i + 1) * size]
         best, most = -1, 0
         for _ in range(_ALIKE):
@@ -453,8 +450,8 @@ class TwinMapping(TwinTables):
                 above.children[slot.device] += 1
                 block.sibling, above.child = above.child, frame.block
             else:
-                block.sibling = self._newest_root.get(slot.domain, -1)
-                self._newest_root[slot.domain] = frame.block
+                block.sibling = self._newest_root[slot.domain % ROOTS]
+                self._newest_root[slot.domain % ROOTS] = frame.block
 
     def _merge(self, s: int, i: int, f: int) -> None:
         """The block of entry i exists already in frame f.  Name that one instead, unless it is still being filled."""

@@ -15,6 +15,8 @@ from .params import MAX_DEVICES
 from .records import FREE, VALID, Counters, SlotRow
 from .siphash import siphash128
 
+ROOTS = 1024
+
 _FULL, _INDEXED, _VALID, _WIRED = 1, 2, 4, 8  # flags of pagemap
 
 
@@ -151,7 +153,7 @@ class TwinTables:
         self._blocks: list[BlockState] = []
         self._free_blocks: list[int] = []
         self._ghosts = 0  # blocks without a copy that have children
-        self._newest_root: dict[int, int] = {}  # by domain: the block indexed last at depth 0, a hint
+        self._newest_root = [-1] * ROOTS  # by domain modulo ROOTS: the block indexed last at depth 0, a hint
         self._loads: list[int] = []  # of the last admission: block, source device, source frame, frame
         self._hit_blocks: list[int] = []  # of the last admission
         self._partial_hits = self._partial_tokens = 0

@@ -24,6 +24,9 @@ from .twin_mapping import TwinMapping
 from .twin_tables import PoolState
 
 
+MAX_TURN = 65535
+
+
 class TwinTiers(TwinMapping):
     """Copies, transfers, and what policies are told."""
 
@@ -258,7 +261,7 @@ class TwinTiers(TwinMapping):
                 if frames[slot.frames[i]].state == VALID or slot.computed > i * size:
                     b = frames[slot.frames[i]].block
                     found.append(slot.device)
-                    parent = b
+                    parent = b if self._blocks[b].indexed else -1
                     continue
                 b = frames[slot.frames[i]].block
                 b = b if self._blocks[b].indexed else -1
@@ -292,6 +295,8 @@ class TwinTiers(TwinMapping):
         for b in blocks:
             if len(found) == want:
                 break
+            if b in found:
+                continue
             block = self._blocks[b]
             f = block.copies[device]
             if f >= 0 and self._can_go(pool, f) and block.children[device] == gone.get(b, 0):
@@ -391,7 +396,7 @@ class TwinTiers(TwinMapping):
         """The slot's turn ended so: remembered at each known block of its log, and at its saved tail."""
         for b in self._noted(s):
             block = self._blocks[b]
-            block.kind, block.turn, block.due_ns = kind, turn, due_ns
+            block.kind, block.turn, block.due_ns = kind, min(turn, MAX_TURN), due_ns
 
     def prioritise(self, s: int, start: int, end: int, priority: int) -> int:
         """Set the priority (0..100) of the known blocks that lie wholly in tokens [start, end); how many."""
