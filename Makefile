@@ -5,9 +5,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] kernel/_core_build.py drivers/_stored_build.py drivers/accel/cpu/_cpu_build.py)
+C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] drivers/nvme/csrc/*.[ch] kernel/_core_build.py drivers/_stored_build.py drivers/nvme/_uring_build.py drivers/accel/cpu/_cpu_build.py)
 
-.PHONY: help venv build model demo test check fmt bench grind asan gpu docs peers dist clean
+.PHONY: help venv build model demo test check fmt bench replay-tables grind asan gpu docs peers dist clean
 
 help:
 	@echo "make demo    set up, get the default model, run the demo"
@@ -24,8 +24,16 @@ $(VENV)/.base: constraints.txt pyproject.toml
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@ $(VENV)/.built
 
+# The file tier's io_uring engine wants liburing's headers.  Without them, and without the right to install them, it is left
+# out and that tier uses threads.
+$(VENV)/.liburing: | $(VENV)/.base
+	@test -e /usr/include/liburing.h || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { apt-get install -y -qq liburing-dev \
+	  || { apt-get update -qq && apt-get install -y -qq liburing-dev; }; } >/dev/null 2>&1; } \
+	  || echo "liburing's headers are missing (Debian: liburing-dev): the file tier will use threads instead of io_uring"
+	@touch $@
+
 # Compiled in place: the package is installed editable.
-$(VENV)/.built: $(VENV)/.base $(C_FILES) setup.py
+$(VENV)/.built: $(VENV)/.base $(VENV)/.liburing $(C_FILES) setup.py
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	@touch $@
 
@@ -76,6 +84,11 @@ bench: model
 	$(BIN)/attnix bench core
 	$(BIN)/attnix bench syscall
 	$(BIN)/attnix bench decode
+
+# Every trace through every policy, into docs/replay.md.  Takes an hour on two cores.
+TRACES ?= ../shared/traces
+replay-tables: build
+	$(BIN)/python -m attnix.replay.tables $(TRACES) docs/replay.md
 
 # Random system calls against a real daemon's kernel for a long time.
 grind: build

@@ -22,7 +22,8 @@ from typing import Final, NamedTuple, TypeAlias
 from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES
 from attnix.kernel.errors import E
 
-from .conformance_rig import Answer, Nonconformance, PassSeq, Rig, require
+from .conformance_process import Nonconformance, require
+from .conformance_rig import Answer, PassSeq, Rig
 from .messages import exec_message
 from .protocol import PACKET_BYTES, PROTOCOL_VERSION
 

@@ -6,18 +6,11 @@ after every pass looks at the whole arena.  A driver is judged by what it answer
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import json
 import os
-import select
-import signal
-import socket
 import struct
-import subprocess
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -26,25 +19,15 @@ from attnix.kernel.batch import SAMPLE, SEQ, Seq
 from attnix.kernel.events import Exec, ExecDone
 from attnix.kernel.geometry import RowLayout
 
-from .channel import BadMessage, Channel, ChannelClosed
+from .channel import BadMessage
+from .conformance_process import DriverProcess, Nonconformance, require
 from .memfd import create_memfd, map_shared, reopen_read_only
-from .messages import decode_done, decode_probe, exec_message, expected_results
-from .protocol import ExecStats, Probe
-from .spec import DriverFds, DriverSpec
+from .messages import decode_done, exec_message, expected_results
+from .protocol import ExecStats
+from .spec import DriverSpec
 
 _PAIR: Final = struct.Struct("<ii")
-START_S: Final = 300.0
 OLD_CONTENT: Final = 0x5A  # frames begin with this, so that reading an unwritten one differs from reading zeros
-
-
-class Nonconformance(AssertionError):
-    """The driver does not do what the protocol says; the message says what was seen."""
-
-
-def require(holds: bool, what: str) -> None:
-    """Error: Nonconformance."""
-    if not holds:
-        raise Nonconformance(what)
 
 
 @dataclass
@@ -78,136 +61,33 @@ class Answer:
     stats: ExecStats = field(compare=False)
 
 
-class Rig:
-    """A driver process under test.
+class Rig(DriverProcess):
+    """An accel driver process under test.
 
     spec, layout, block_tokens  how it is started and what its configuration says about rows and blocks
     deadline_s                  longest wait for any one answer; the first, which follows loading, may take START_S
     """
 
     def __init__(self, spec: DriverSpec, layout: RowLayout, block_tokens: int, *, deadline_s: float = 30.0) -> None:
-        self.spec = spec
         self.layout = layout
         self.block_tokens = block_tokens
-        self.deadline_s = START_S
-        self.logs: list[str] = []
         self._seq = 0
-        self._request = 0
-        self._inbox: deque[list[Any]] = deque()
         arena_fd = create_memfd("conformance-arena", spec.arena_bytes)
         rows_fd = create_memfd("conformance-rows", max(spec.rows_bytes, layout.total_bytes))
         rows_read_only_fd = reopen_read_only(rows_fd)
         self.arena = map_shared(arena_fd)
         self.arena[:] = bytes([OLD_CONTENT]) * len(self.arena)
         self._rows = map_shared(rows_fd)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        passed = (theirs.fileno(), arena_fd, rows_read_only_fd, *spec.fds.values())
         try:
-            self.process = subprocess.Popen(
-                spec.argv(
-                    DriverFds(theirs.fileno(), arena_fd, rows_read_only_fd, spec.fds), json.dumps(dict(spec.config))
-                ),
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed,
-                env={**os.environ, **spec.environment},
-                process_group=0,
-            )
+            super().__init__(spec, arena_fd, rows_read_only_fd, deadline_s=deadline_s)
         finally:
-            theirs.close()
             for fd in (arena_fd, rows_fd, rows_read_only_fd):
                 os.close(fd)
-        self.channel = Channel(ours)
-        self.channel.setblocking(False)
-        try:
-            self.probe = self.ask_probe()
-        except BaseException:
-            self.close()
-            raise
-        self.deadline_s = deadline_s
 
     def close(self) -> None:
-        """End the process, whatever state it is in, and reap it."""
-        self.channel.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        super().close()
         self.arena.close()
         self._rows.close()
-
-    # -- messages -------------------------------------------------------------------------------------------------
-
-    def send(self, message: list[Any]) -> None:
-        try:
-            sent = self.channel.send(message)
-            while not sent:
-                self._wait(select.POLLOUT, f"it did not read a {message[0]!r} message")
-                sent = self.channel.flush()
-        except ChannelClosed:
-            raise Nonconformance(f"the channel closed; {self._death()}") from None
-
-    def receive(self, what: str) -> list[Any]:
-        """The next message, log lines apart.  Error: Nonconformance when it dies, is silent, or speaks nonsense."""
-        while True:
-            while self._inbox:
-                message = self._inbox.popleft()
-                if message[0] != "log":
-                    return message
-                self.logs.append(str(message[1:]))
-            if self.channel.eof:
-                raise Nonconformance(f"the channel closed while waiting for {what}; {self._death()}")
-            self._wait(select.POLLIN, f"no {what}")
-            try:
-                self._inbox.extend(self.channel.recv_ready())
-            except BadMessage as error:
-                raise Nonconformance(f"nonsense instead of {what}: {error}") from error
-
-    def ask_probe(self) -> Probe:
-        self._request += 1
-        self.send(["probe", self._request])
-        message = self.receive("probe answer")
-        require(message[0] == "probe", f"a probe was answered with {message!r:.200}")
-        try:
-            request, probe = decode_probe(message)
-        except BadMessage as error:
-            raise Nonconformance(str(error)) from error
-        require(request == self._request, f"probe {self._request} was answered as {request}")
-        return probe
-
-    def until_health(self) -> list[list[Any]]:
-        """Ask for health; everything that came before its answer.  Messages are handled in order, so that is all there is."""
-        self._request += 1
-        self.send(["health", self._request])
-        before: list[list[Any]] = []
-        while True:
-            message = self.receive("health answer")
-            if message[0] == "health":
-                require(
-                    message[1] == self._request and isinstance(message[2], dict), f"bad health answer {message!r:.200}"
-                )
-                return before
-            before.append(message)
-
-    def _wait(self, event: int, what: str) -> None:
-        poll = select.poll()
-        poll.register(self.channel.fileno(), event)
-        if not poll.poll(self.deadline_s * 1000):
-            raise Nonconformance(f"{what} within {self.deadline_s:g} s")
-
-    def wait_for_exit(self) -> int | None:
-        """The exit status, negative for a signal; None when it still runs at the deadline."""
-        if self.process.returncode is None:
-            pidfd = os.pidfd_open(self.process.pid)
-            try:
-                poll = select.poll()
-                poll.register(pidfd, select.POLLIN)
-                poll.poll(self.deadline_s * 1000)
-            finally:
-                os.close(pidfd)
-        return self.process.poll()
-
-    def _death(self) -> str:
-        status = self.wait_for_exit()
-        return "the driver still runs" if status is None else f"the driver ended with status {status}"
 
     # -- frames and rows ------------------------------------------------------------------------------------------
 

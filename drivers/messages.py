@@ -37,7 +37,7 @@ def decode_probe(message: list[Any]) -> tuple[int, Probe]:
             )
             value = tuple(value or ())
         elif name in _PROBE_NUMBERS:
-            _expect(_is_int(value) and value >= 0, f"probe field {name}", value)
+            _expect(isinstance(value, int) and _is_int(value) and value >= 0, f"probe field {name}", value)
         else:
             _expect(isinstance(value, str), f"probe field {name}", value)
         values.append(value)

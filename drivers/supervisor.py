@@ -143,8 +143,9 @@ class Supervisor:
 
         Error: DriverStartError, with every driver stopped again.
         """
-        if self._shared.dram is not None:
-            self._emit(DriverUp(self._shared.dram.spec.device, 1, 0, "kept"))
+        dram = self._shared.dram
+        if dram is not None:
+            self._emit(DriverUp(dram.spec.device, 1, 0, "kept", dram.pages))
         try:
             return list(await asyncio.gather(*(device.start() for device in self._devices.values())))
         except BaseException:
@@ -393,7 +394,7 @@ class _Device:
         if self._closing:
             return
         self.epoch += 1
-        if self.epoch > 1 and self.spec.arena == "lost":
+        if self.epoch > 1 and self.spec.arena == "lost" and self._owns_arena:
             self._spoil_arena()
         callbacks = LifeCallbacks(self._on_up, self._on_answered, self._on_ended, self._log)
         try:
@@ -429,7 +430,12 @@ class _Device:
         for found in life.found:
             self._emit_open(found)
         arena = self.spec.arena if life.epoch > 1 else "lost"  # the first life finds nothing worth keeping
-        self._emit_open(DriverUp(self.spec.device, life.epoch, life.pid, arena))
+        self._emit_open(
+            DriverUp(
+                self.spec.device, life.epoch, life.pid, arena, probe.engine, probe.capabilities,
+                probe.read_bytes_s, probe.write_bytes_s, probe.latency_ns,
+            )
+        )  # fmt: skip
 
     def _on_stable(self) -> None:
         self._stable = None

@@ -62,9 +62,9 @@ class Resume(NamedTuple):
 class DriverUp(NamedTuple):
     """A driver answered its probe.  `arena` is "kept" when frames written before survived, else "lost".
 
-    engine    how it does its work, for people
-    direct    a tier's driver that reads straight into hbm frames and reports its progress at gates
-    the rest  measured by the driver itself, 0: not measured
+    engine        how it does its work, for people
+    capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena
+    read_bytes_s, write_bytes_s, latency_ns  what it measured of itself at its start; 0: nothing yet
     """
 
     device: int
@@ -72,7 +72,7 @@ class DriverUp(NamedTuple):
     driver_pid: int
     arena: str
     engine: str = ""
-    direct: bool = False
+    capabilities: tuple[str, ...] = ()
     read_bytes_s: int = 0
     write_bytes_s: int = 0
     latency_ns: int = 0

@@ -22,6 +22,7 @@ def fsck(m: Machine) -> list[str]:
     problems = fsck_core(m.core, [d.capacity for d in m.devices], m.config.block_tokens, m.movers.wires())
     problems += _contexts(m)
     problems += _writes(m)
+    problems += m.names.problems()
     return problems
 
 
@@ -185,7 +186,8 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"I9: calls wait for a pass of context {context.cid}, which has none")
         if job is None or connection is None:
             continue
-        if job.request and connection.requests.get(job.request) is not context:
+        asked = connection.requests.get(job.request) if job.conn == connection.conn else None
+        if job.request and context not in (asked, m.names.orphan(job.conn, job.request)):
             problems.append(f"I9: request {job.request} of context {context.cid} would get no reply")
         scheduler = m.schedulers[context.device]
         queued = context in scheduler.queue

@@ -48,17 +48,22 @@ def _align(n_bytes: int) -> int:
 
 
 class KvShape(NamedTuple):
-    """The KV geometry of a model.  A frame is `[layers, 2, kv_heads, block_tokens, head_dim]`."""
+    """The KV geometry of a model.
+
+    A frame is `[layers, 2, kv_heads, block_tokens, head_dim]`; with scales each layer's KV is followed by those,
+    `[2, kv_heads, block_tokens]` of scale_bytes.
+    """
 
     layers: int
     kv_heads: int
     head_dim: int
     element_bytes: int
+    scale_bytes: int = 0  # per head and token, of K and of V: 4 for int8
 
     @property
     def token_bytes(self) -> int:
         """Live KV of one token: 2 (K and V) x layers x kv_heads x head_dim x bytes; 131,072 for Llama-3-8B in bf16."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.element_bytes
+        return 2 * self.layers * self.kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
 
     def frame_bytes(self, block_tokens: int) -> int:
         return self.token_bytes * block_tokens

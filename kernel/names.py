@@ -343,7 +343,34 @@ class Names:
         """The system goes down: generations on kept contexts stop, and are on record with the tokens they have."""
         for context in list(self._m.contexts.values()):
             if context.kept is not None and context.kept.phase == "running":
-                self._m.finish(context, "suspended")
+                self._m.finish(context, "suspended", at_once=True)  # a pass in flight may take longer than there is
+
+    def problems(self) -> list[str]:
+        """What fsck finds wrong here."""
+        m = self._m
+        found = [
+            f"the name {name!r} is of a context that is gone" for (_, name), c in self._names.items() if not c.kept
+        ]
+        for context in m.contexts.values():
+            kept, cid = context.kept, context.cid
+            if kept is None or context.dying:
+                continue
+            if kept.name and self._names.get((context.process.uid, kept.name)) is not context:
+                found.append(f"context {cid} is not found by its name {kept.name!r}")
+            if self._sessions.get(kept.session, {}).get(cid) is not context:
+                found.append(f"context {cid} is not in the session that holds it")
+            holder = m.connections.get(context.process.conn)
+            if (holder is None) == bool(context.handle) or (holder is not None and holder.session != kept.session):
+                found.append(f"context {cid} is held by another connection than its session's")
+            job = context.job
+            alone = holder is None and job is not None and job.request and not job.ending
+            if alone and job is not None and self._orphans.get((job.conn, job.request)) is not context:
+                found.append(f"I9: nobody listens to request {job.request} on context {cid}, and it is no orphan")
+            if kept.logged > m.core.slot_row(context.slot).tokens:
+                found.append(f"the journal holds {kept.logged} tokens of context {cid}, which has fewer")
+        if len(self._names) != sum(1 for c in m.contexts.values() if c.kept is not None and c.kept.name):
+            found.append(f"{len(self._names)} names do not match the contexts that have one")
+        return found
 
     # -- the journal ----------------------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ class Kernel:
         device.epoch = event.epoch
         device.driver_pid = event.driver_pid
         device.engine = event.engine
-        device.direct = event.direct
+        device.direct = "direct" in event.capabilities
         for verb, bytes_s in (("read", event.read_bytes_s), ("write", event.write_bytes_s)):
             link = m.costs.link(device.index, verb)
             if bytes_s and not link.bytes_s:

@@ -197,7 +197,6 @@ def _prime(
 
 
 def snapshot(m: Machine, connection: Connection, call: Syscall, args: c.SnapshotArgs) -> None:
-    own_process(m, connection, 0)
     check_name(args.name)
     if not 1 <= len(args.ctxs) <= MAX_SNAPSHOT_CONTEXTS or len(set(args.ctxs)) != len(args.ctxs):
         raise Errno(E.EINVAL, f"a snapshot holds 1..{MAX_SNAPSHOT_CONTEXTS} different contexts", field="ctxs")

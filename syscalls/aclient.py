@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, cast
 
@@ -26,18 +26,19 @@ from attnix.kernel.params import ABI_VERSION
 
 from .abi import Record
 from .client import GenerateOptions, Messages, Tokens, as_bytes, as_messages, as_pairs, generate_args
-from .exceptions import AttnixError, ConnectionLost
+from .exceptions import AccessDenied, AttnixError, Busy, ConnectionLost
 from .paths import default_socket_path
 from .records import unpack_floats
+from .resume import Handles, Renewed, delays, went_down
 from .session import Note, Session, outcome
 from .stubs import AsyncCalls, AsyncPlainCalls
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
 
-def aconnect(path: str | None = None, *, name: str = "python") -> AsyncClient:
-    """A client that connects in `async with` (or by `await client.open()`)."""
-    return AsyncClient(path, name=name)
+def aconnect(path: str | None = None, *, name: str = "python", resume: float = 0.0) -> AsyncClient:
+    """A client that connects in `async with` (or by `await client.start()`); `resume` as in client.py."""
+    return AsyncClient(path, name=name, resume=resume)
 
 
 def _look(answer: asyncio.Future[Record]) -> None:
@@ -46,28 +47,49 @@ def _look(answer: asyncio.Future[Record]) -> None:
         answer.exception()
 
 
-class _Wire(asyncio.Protocol):
-    """Bytes in, messages to whom they belong.  Streams wait in memory, so read those you start."""
+class _Asked:
+    """A request without its answer, from one connection to the next."""
 
-    def __init__(self) -> None:
-        self.session: Final = Session()
-        self.answers: dict[int, tuple[str, asyncio.Future[Record]]] = {}
-        self.streams: dict[int, AsyncStream] = {}
+    __slots__ = ("answer", "args", "got", "name", "request", "stream", "undone")
+
+    def __init__(self, name: str, args: Record) -> None:
+        self.name = name
+        self.args = args
+        self.answer: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+        self.answer.add_done_callback(_look)
+        self.request = 0
+        self.stream: AsyncStream | None = None
+        self.got = bytearray()  # tokens that its notifications brought
+        self.undone = False  # the daemon has not done this, for certain
+
+
+class _Wire(asyncio.Protocol):
+    """One connection: bytes in, messages to whom they belong.  Streams wait in memory, so read those you start.
+
+    taken(asked, answer)  an answer came
+    broken(wire, error)   the connection is no more; called once
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        taken: Callable[[_Asked, Record | AttnixError], None],
+        broken: Callable[[_Wire, ConnectionLost], None],
+    ) -> None:
+        self.session: Final = session
+        self.asked: dict[int, _Asked] = {}
         self.lost: ConnectionLost | None = None
         self.transport: asyncio.Transport | None = None
+        self._taken = taken
+        self._broken = broken
         self._writable = asyncio.Event()
         self._writable.set()
 
-    def send(self, name: str, args: Record) -> tuple[int, asyncio.Future[Record]]:
-        if self.lost is not None:
-            raise self.lost
+    def send(self, asked: _Asked, name: str, args: Record) -> None:
         assert self.transport is not None
-        request, message = self.session.request(name, args)
-        answer: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_look)
-        self.answers[request] = (name, answer)
+        asked.request, message = self.session.request(name, args)
+        self.asked[asked.request] = asked
         self.transport.write(message)
-        return request, answer
 
     async def drain(self) -> None:
         await self._writable.wait()
@@ -79,18 +101,19 @@ class _Wire(asyncio.Protocol):
         try:
             for message in self.session.receive(data):
                 if isinstance(message, Note):
-                    stream = self.streams.get(message.payload.request)
-                    if stream is not None:
-                        stream._push(message.payload)
+                    noted = self.asked.get(message.payload.request)
+                    if noted is not None and noted.stream is not None:
+                        noted.got += message.payload.tokens
+                        noted.stream._push(message.payload)
                     continue
-                name, answer = self.answers.pop(message.request, ("", None))
-                self.streams.pop(message.request, None)
-                if answer is None or answer.done():
+                asked = self.asked.pop(message.request, None)
+                if asked is None:
                     continue
                 try:
-                    answer.set_result(outcome(name, message))
+                    answer: Record | AttnixError = outcome(asked.name, message)
                 except AttnixError as error:
-                    answer.set_exception(error)
+                    answer = error
+                self._taken(asked, answer)
         except ConnectionLost as error:
             self.fail(error)
 
@@ -104,28 +127,31 @@ class _Wire(asyncio.Protocol):
         self.fail(ConnectionLost(f"the connection broke: {exc}" if exc else "the daemon closed the connection"))
 
     def fail(self, error: ConnectionLost) -> None:
-        if self.lost is None:
-            self.lost = error
+        """End it."""
+        if self.lost is not None:
+            return
+        self.lost = error
         self._writable.set()
         if self.transport is not None:
             self.transport.close()
-        answers, self.answers = self.answers, {}
-        self.streams.clear()
-        for _, answer in answers.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._broken(self, error)
 
 
 class AsyncStream:
     """A generation under way: `async for` its notifications, or `await` its result, or both."""
 
-    def __init__(self, client: AsyncClient, request: int, answer: asyncio.Future[Record]) -> None:
-        self.request: Final = request
+    def __init__(self, client: AsyncClient, asked: _Asked) -> None:
         self._client = client
-        self._answer = answer
+        self._asked = asked
+        self._answer = answer = asked.answer
         self._notes: deque[c.TokensNote] = deque()
         self._news = asyncio.Event()
         answer.add_done_callback(lambda _: self._news.set())
+
+    @property
+    def request(self) -> int:
+        """Its id on the present connection."""
+        return self._asked.request
 
     def _push(self, note: c.TokensNote) -> None:
         self._notes.append(note)
@@ -163,41 +189,188 @@ class _Bound(AsyncCalls):
 
 
 class AsyncClient(AsyncPlainCalls):
-    """A connection.  Closing it releases every context that it made."""
+    """A connection.  Closing it releases every context that it made, but for named and detached ones."""
 
-    def __init__(self, path: str | None = None, *, name: str = "python") -> None:
+    def __init__(self, path: str | None = None, *, name: str = "python", resume: float = 0.0) -> None:
         self.path: Final = path or default_socket_path()
         self.sys: Final[AsyncCalls] = _Bound(self)
         self.server: c.HelloResult | None = None
+        self.reconnects = 0  # how often it came back to a daemon
         self._name = name
-        self._wire = _Wire()
+        self._resume = resume
+        self._session = Session()
+        self._handles = Handles()
+        self._wire: _Wire | None = None
+        self._lost: ConnectionLost | None = None
+        self._backlog: list[_Asked] = []  # asked for while there is no connection
+        self._recovery: asyncio.Task[None] | None = None
 
-    async def open(self) -> Self:
+    async def start(self) -> Self:
         """Connect and say hello.  Error: ConnectionLost; InvalidArgument when the ABI versions differ."""
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: self._wire, self.path)
-        except OSError as error:
-            raise ConnectionLost(
-                f"no attnix at {self.path} ({error.strerror or error}); start one with `attnix boot`"
-            ) from None
-        try:
-            self.server = await self.hello(self._name, ABI_VERSION)
+            self._wire, self.server = await self._dial("")
         except BaseException:
             self.close()
             raise
         return self
 
+    async def _dial(self, session: str) -> tuple[_Wire, c.HelloResult]:
+        wire = _Wire(self._session, self._taken, self._broken)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: wire, self.path)
+        except OSError as error:
+            raise ConnectionLost(
+                f"no attnix at {self.path} ({error.strerror or error}); start one with `attnix boot`"
+            ) from None
+        asked = _Asked("hello", c.HelloArgs(self._name, ABI_VERSION, session))
+        wire.send(asked, asked.name, asked.args)
+        try:
+            return wire, cast(c.HelloResult, await asked.answer)
+        except BaseException:
+            wire.fail(ConnectionLost("this connection was closed"))
+            raise
+
     def close(self) -> None:
-        """End the connection; the kernel releases what it held."""
-        self._wire.fail(ConnectionLost("this connection was closed"))
+        """End the connection; the kernel releases what it held, but for named and detached contexts."""
+        self._resume = 0.0
+        error = self._lost or ConnectionLost("this connection was closed")
+        if self._recovery is not None:
+            self._recovery.cancel()
+        if self._wire is not None and self._wire.lost is None:
+            self._wire.fail(error)
+        self._give_up(error, [])
 
     async def __aenter__(self) -> Self:
-        return await self.open()
+        return await self.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # -- requests and their answers ---------------------------------------------------------------------------
+
+    def _ask(self, name: str, args: Record) -> _Asked:
+        if self._lost is not None:
+            raise self._lost
+        asked = _Asked(name, args)
+        if self._wire is not None and self._wire.lost is None:
+            self._wire.send(asked, name, args)
+        elif self._recovery is not None:
+            asked.undone = True
+            self._backlog.append(asked)
+        else:
+            raise ConnectionLost("this client is not connected yet: use `async with`, or await `start`")
+        return asked
+
+    def _taken(self, asked: _Asked, answer: Record | AttnixError) -> None:
+        if asked.answer.done():
+            return
+        if self._resume and went_down(answer):
+            asked.undone = True
+            self._backlog.append(asked)  # it goes on when the daemon is back
+        elif isinstance(answer, AttnixError):
+            asked.answer.set_exception(answer)
+        else:
+            self._handles.learn(answer)
+            if asked.name == "release":
+                self._handles.forget(getattr(asked.args, "ctx", 0))
+            asked.answer.set_result(answer)
+
+    def _broken(self, wire: _Wire, error: ConnectionLost) -> None:
+        asked = [*wire.asked.values()]
+        wire.asked.clear()
+        if wire is self._wire and self._resume and self._recovery is None:
+            self._backlog += asked
+            self._recovery = asyncio.ensure_future(self._recover(error))
+        elif wire is self._wire:
+            self._give_up(error, asked)
+        else:  # it never came to be the connection
+            _fail_all(asked, error)
+
+    def _give_up(self, error: ConnectionLost, asked: list[_Asked]) -> None:
+        self._lost = self._lost or error
+        waiting, self._backlog = self._backlog, []
+        _fail_all([*asked, *waiting], error)
+
+    async def _recover(self, error: ConnectionLost) -> None:
+        """Come back with another connection, and go on with what was under way."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._resume
+        try:
+            for delay in delays():
+                await asyncio.sleep(delay)
+                if await self._come_back():
+                    break
+                if loop.time() > end:
+                    self._give_up(error, [])
+                    return
+        finally:
+            self._recovery = None
+        assert self._wire is not None and self.server is not None
+        self.reconnects += 1
+        renewed = self._handles.renew(self.server.contexts)
+        waiting, self._backlog = self._backlog, []
+        for asked in waiting:
+            self._repeat(self._wire, renewed, asked)
+
+    async def _come_back(self) -> bool:
+        """One attempt; whether it led to a daemon that knows this session, or to one in which nothing of it is left."""
+        token = self.server.session if self.server else ""
+        for session in (token, "") if token else ("",):
+            self._session = Session(after=self._session)
+            try:
+                self._wire, self.server = await self._dial(session)
+            except AccessDenied:
+                continue
+            except (ConnectionLost, Busy):
+                return False
+            return True
+        return False
+
+    def _repeat(self, wire: _Wire, renewed: Renewed, asked: _Asked) -> None:
+        if asked.answer.done():
+            return
+        again = renewed.again(asked.name, asked.args, bytes(asked.got), asked.undone)
+        if isinstance(again, ConnectionLost):
+            asked.answer.set_exception(again)
+            return
+        asked.args = renewed.translate(asked.args) or asked.args
+        asked.undone = False
+        if wire.lost is None:
+            wire.send(asked, *again)
+        else:
+            self._backlog.append(asked)
+
+    async def _invoke(self, name: str, args: Record, result: type[R]) -> R:
+        asked = self._ask(name, args)
+        if self._wire is not None:
+            await self._wire.drain()
+        return cast(R, await asked.answer)
+
+    def _forget(self, name: str, args: Record) -> None:
+        self._ask(name, args)
+
+    def _stream(self, name: str, args: c.GenerateArgs | c.ReattachArgs) -> AsyncStream:
+        asked = self._ask(name, args)
+        asked.stream = AsyncStream(self, asked)
+        return asked.stream
+
+    # -- objects ----------------------------------------------------------------------------------------------
+
+    async def open(self, name: str = "", fork: bool = False, cid: int = 0) -> AsyncContext:
+        """A named context of this uid, or one by cid; with `fork` a private copy of it."""
+        made = await self.sys.open(name, fork, cid)
+        return AsyncContext(self, made.ctx, made.cid)
+
+    async def snapshot(self, name: str, contexts: Iterable[AsyncContext]) -> c.SnapshotResult:
+        """Write contexts into the snapshot `name`, whole or not at all."""
+        return await self.sys.snapshot(name, tuple([context.handle for context in contexts]))
+
+    async def restore(self, name: str) -> list[AsyncContext]:
+        """New contexts made of those in a snapshot, in its order."""
+        made = await self.sys.restore(name)
+        return [AsyncContext(self, *pair) for pair in zip(made.ctxs, made.cids, strict=True)]
 
     async def alloc_context(self, pid: int = 0, device: str = "") -> AsyncContext:
         """A new empty context."""
@@ -208,18 +381,11 @@ class AsyncClient(AsyncPlainCalls):
         made = await self.sys.spawn(name, nice, fork_of.handle if fork_of else 0)
         return AsyncProcess(self, made.pid, AsyncContext(self, made.ctx, made.cid) if made.ctx else None)
 
-    async def _invoke(self, name: str, args: Record, result: type[R]) -> R:
-        _, answer = self._wire.send(name, args)
-        await self._wire.drain()
-        return cast(R, await answer)
 
-    def _forget(self, name: str, args: Record) -> None:
-        self._wire.send(name, args)
-
-    def _stream(self, args: c.GenerateArgs) -> AsyncStream:
-        request, answer = self._wire.send("generate", args)
-        stream = self._wire.streams[request] = AsyncStream(self, request, answer)
-        return stream
+def _fail_all(asked: Iterable[_Asked], error: ConnectionLost) -> None:
+    for each in asked:
+        if not each.answer.done():
+            each.answer.set_exception(error)
 
 
 class AsyncContext:
@@ -227,8 +393,13 @@ class AsyncContext:
 
     def __init__(self, client: AsyncClient, handle: int, cid: int) -> None:
         self.client: Final = client
-        self.handle: Final = handle
         self.cid: Final = cid
+        self._handle: Final = handle
+
+    @property
+    def handle(self) -> int:
+        """What stands for it on the present connection; 0 when it went with an earlier one."""
+        return self.client._handles.now(self.cid, self._handle)
 
     def __repr__(self) -> str:
         return f"<context {self.cid}>"
@@ -239,7 +410,7 @@ class AsyncContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.client._wire.lost is None:
+        if self.client._lost is None:
             await self.release()
 
     async def append(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = ()) -> c.AppendResult:
@@ -259,6 +430,14 @@ class AsyncContext:
         """Give the context back."""
         await self.client.release(self.handle)
 
+    async def publish(self, name: str, replace: bool = False) -> None:
+        """Give it a name; it outlives this connection and the daemon from now on."""
+        await self.client.publish(self.handle, name, replace)
+
+    async def detach(self) -> None:
+        """Let it outlive this connection and the daemon without a name."""
+        await self.client.detach(self.handle)
+
     async def stat(self) -> c.ContextRow:
         """State, size, sharing and usage."""
         return await self.client.stat(self.handle)
@@ -269,7 +448,14 @@ class AsyncContext:
 
     def generate(self, max_tokens: int = 256, **options: Unpack[GenerateOptions]) -> AsyncStream:
         """Generate: `async for` its notifications or `await` the whole.  Options: `generate` in docs/syscalls.md."""
-        return self.client._stream(generate_args(self.handle, max_tokens, options))
+        return self.client._stream("generate", generate_args(self.handle, max_tokens, options))
+
+    def reattach(self, tokens: Tokens = b"") -> AsyncStream:
+        """Go on with the generation on it that lost its client; `tokens` is what the caller has of it."""
+        args = c.ReattachArgs(self.handle, as_bytes(tokens))
+        stream = self.client._stream("reattach", args)
+        stream._asked.got += args.tokens
+        return stream
 
     async def forward(self, top_k: int = 20) -> list[tuple[int, float]]:
         """The likeliest next tokens with their log-probabilities, likeliest first."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -28,9 +29,10 @@ from attnix.kernel import calls as c
 from attnix.kernel.params import ABI_VERSION
 
 from .abi import Record
-from .exceptions import AttnixError, ConnectionLost
+from .exceptions import AccessDenied, AttnixError, Busy, ConnectionLost
 from .paths import default_socket_path
 from .records import pack_ids, unpack_floats, unpack_ids
+from .resume import Handles, Renewed, delays, went_down
 from .session import Note, Session, outcome
 from .stubs import SyncCalls, SyncPlainCalls
 
@@ -59,14 +61,20 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
 
 
-def connect(path: str | None = None, *, name: str = "python", timeout: float | None = None) -> Client:
+def connect(
+    path: str | None = None, *, name: str = "python", timeout: float | None = None, resume: float = 0.0
+) -> Client:
     """Connect to the daemon; `path` defaults to the one place where its socket is.
 
     name     shown by `ps`
     timeout  seconds that any single wait for the daemon may take, None for ever
+    resume   seconds for which a broken connection is tried again, 0 not at all.  Named and detached contexts are then
+             there as before and their generations go on where they were, no token lost or doubled, also when the daemon
+             died and was booted again.  Other contexts are gone (StaleHandle, BadHandle); a call under way of which
+             nobody can say whether it was done is ConnectionLost, and the client can still be used.
     Error: ConnectionLost when there is no daemon; InvalidArgument when it speaks another ABI version.
     """
-    return Client(path, name=name, timeout=timeout)
+    return Client(path, name=name, timeout=timeout, resume=resume)
 
 
 def as_bytes(tokens: Tokens) -> bytes:
@@ -82,11 +90,14 @@ def as_messages(messages: Messages) -> tuple[c.Message, ...]:
 class Pending(Generic[R]):
     """A request on its way.  `result()` waits for the answer."""
 
-    def __init__(self, client: Client, request: int, name: str, result: type[R]) -> None:
-        self.request: Final = request
+    def __init__(self, client: Client, request: int, name: str, args: Record, result: type[R]) -> None:
+        self.request = request
         self.notes: deque[c.TokensNote] = deque()
         self._client = client
         self._name = name
+        self._args = args
+        self._got = bytearray()  # tokens that its notifications brought
+        self._undone = False  # the daemon goes down and said that it has not done this
         self._kind = result
         self._outcome: R | AttnixError | None = None
 
@@ -134,28 +145,41 @@ class _Bound(SyncCalls):
 
 
 class Client(SyncPlainCalls):
-    """A connection.  Closing it releases every context that it made."""
+    """A connection.  Closing it releases every context that it made, but for named and detached ones."""
 
-    def __init__(self, path: str | None = None, *, name: str = "python", timeout: float | None = None) -> None:
+    def __init__(
+        self, path: str | None = None, *, name: str = "python", timeout: float | None = None, resume: float = 0.0
+    ) -> None:
         self.path: Final = path or default_socket_path()
+        self.sys: Final[SyncCalls] = _Bound(self)
+        self.reconnects = 0  # how often it came back to a daemon
+        self._name: Final = name
+        self._timeout: Final = timeout
+        self._resume: Final = resume
         self._session = Session()
         self._pending: dict[int, Pending[Any]] = {}
+        self._handles = Handles()
         self._lost: ConnectionLost | None = None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(timeout)
+        self._opening = True
+        self._socket = self._dial()
         try:
-            self._socket.connect(self.path)
-        except OSError as error:
-            self._socket.close()
-            raise ConnectionLost(
-                f"no attnix at {self.path} ({error.strerror or error}); start one with `attnix boot`"
-            ) from None
-        self.sys: Final[SyncCalls] = _Bound(self)
-        try:
-            self.server: Final = self.hello(name, ABI_VERSION)
+            self.server = self.hello(name, ABI_VERSION)
         except BaseException:
             self.close()
             raise
+        self._opening = False
+
+    def _dial(self) -> socket.socket:
+        dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        dialled.settimeout(self._timeout)
+        try:
+            dialled.connect(self.path)
+        except OSError as error:
+            dialled.close()
+            raise ConnectionLost(
+                f"no attnix at {self.path} ({error.strerror or error}); start one with `attnix boot`"
+            ) from None
+        return dialled
 
     # -- objects ----------------------------------------------------------------------------------------------
 
@@ -168,6 +192,20 @@ class Client(SyncPlainCalls):
         made = self.sys.spawn(name, nice, fork_of.handle if fork_of else 0)
         return Process(self, made.pid, Context(self, made.ctx, made.cid) if made.ctx else None)
 
+    def open(self, name: str = "", fork: bool = False, cid: int = 0) -> Context:
+        """A named context of this uid, or one by cid; with `fork` a private copy of it."""
+        made = self.sys.open(name, fork, cid)
+        return Context(self, made.ctx, made.cid)
+
+    def snapshot(self, name: str, contexts: Iterable[Context]) -> c.SnapshotResult:
+        """Write contexts into the snapshot `name`, whole or not at all."""
+        return self.sys.snapshot(name, tuple([context.handle for context in contexts]))
+
+    def restore(self, name: str) -> list[Context]:
+        """New contexts made of those in a snapshot, in its order."""
+        made = self.sys.restore(name)
+        return [Context(self, *pair) for pair in zip(made.ctxs, made.cids, strict=True)]
+
     # -- the connection ---------------------------------------------------------------------------------------
 
     def submit(self, name: str, args: Record, result: type[R]) -> Pending[R]:
@@ -176,7 +214,8 @@ class Client(SyncPlainCalls):
         return pending
 
     def close(self) -> None:
-        """End the connection; the kernel releases what it held.  Requests still pending are lost."""
+        """End the connection; the kernel releases what it held, but for named and detached contexts.  Requests still
+        pending are lost."""
         self._fail(ConnectionLost("this connection was closed"))
 
     def __enter__(self) -> Self:
@@ -194,18 +233,85 @@ class Client(SyncPlainCalls):
         if self._lost is not None:
             raise self._lost
         request, message = self._session.request(name, args)
-        pending = kind(self, request, name, result)
+        pending = kind(self, request, name, args, result)
         self._pending[request] = pending
         try:
             self._socket.sendall(message)
         except OSError as error:
-            if not self._drain():  # the daemon may have said why before it closed
-                self._fail(ConnectionLost(f"the connection broke: {error}"))
-            raise self._lost or ConnectionLost(f"the connection broke: {error}") from None
+            # The daemon may have said why before it closed.  A message that could not be sent whole was not taken.
+            pending._undone = True
+            if not self._drain():
+                self._broken(ConnectionLost(f"the connection broke: {error}"))
+            if self._lost is not None:
+                raise self._lost from None
         except BaseException:  # interrupted inside a message: what would follow is out of step
             self._fail(ConnectionLost("interrupted while sending"))
             raise
         return pending
+
+    def _broken(self, error: ConnectionLost) -> None:
+        """The connection is no more: come back with another, as far as this client was told to."""
+        if self._opening or not self._resume or self._lost is not None:
+            self._fail(error)
+            return
+        self._socket.close()
+        pending, self._pending = self._pending, {}
+        end = time.monotonic() + self._resume
+        self._opening = True
+        try:
+            for delay in delays():
+                time.sleep(delay)
+                if self._come_back():
+                    break
+                if time.monotonic() > end:
+                    self._lost = None
+                    self._pending = pending
+                    self._fail(error)
+                    return
+        finally:
+            self._opening = False
+        self.reconnects += 1
+        renewed = self._handles.renew(self.server.contexts)
+        waiting = deque(pending.values())
+        while waiting and self._lost is None:
+            self._repeat(renewed, waiting.popleft(), waiting)
+
+    def _come_back(self) -> bool:
+        """One attempt; whether it led to a daemon that knows this session, or to one in which nothing of it is left."""
+        token = self.server.session
+        for session in (token, "") if token else ("",):
+            self._lost = None
+            self._session = Session(after=self._session)
+            try:
+                self._socket = self._dial()
+                self.server = self.hello(self._name, ABI_VERSION, session)
+            except AccessDenied:
+                self._socket.close()
+                continue
+            except (ConnectionLost, Busy):
+                self._socket.close()
+                return False
+            return True
+        return False
+
+    def _repeat(self, renewed: Renewed, pending: Pending[Any], waiting: deque[Pending[Any]]) -> None:
+        """What was under way when the connection broke goes on, or is lost."""
+        again = renewed.again(pending._name, pending._args, bytes(pending._got), pending._undone)
+        if isinstance(again, ConnectionLost):
+            pending._settle(again)
+            return
+        pending._args = renewed.translate(pending._args) or pending._args
+        pending._undone = False
+        pending.request, message = self._session.request(*again)
+        self._pending[pending.request] = pending
+        try:
+            self._socket.sendall(message)
+        except OSError as error:  # once more; those that were not sent yet wait with the others
+            for other in waiting:
+                other._args = renewed.translate(other._args) or other._args
+                self._pending[-other.request] = other
+            waiting.clear()
+            self._broken(ConnectionLost(f"the connection broke: {error}"))
 
     def _receive(self) -> None:
         """Wait for something to arrive and give it to whom it belongs."""
@@ -219,9 +325,9 @@ class Client(SyncPlainCalls):
         except TimeoutError:
             raise ConnectionLost("the daemon did not answer in time") from None
         except OSError as error:
-            self._fail(ConnectionLost(f"the connection broke: {error}"))
+            self._broken(ConnectionLost(f"the connection broke: {error}"))
         except ConnectionLost as error:
-            self._fail(error)
+            self._broken(error)
 
     def _deliver(self, data: bytes) -> None:
         for message in self._session.receive(data):
@@ -229,14 +335,24 @@ class Client(SyncPlainCalls):
                 owner = self._pending.get(message.payload.request)
                 if owner is not None and isinstance(owner, Stream):
                     owner.notes.append(message.payload)
+                    owner._got += message.payload.tokens
                 continue
             pending = self._pending.pop(message.request, None)
             if pending is None:
                 continue
+            answer: Record | AttnixError
             try:
-                pending._settle(outcome(pending._name, message))
+                answer = outcome(pending._name, message)
+                self._handles.learn(answer)
+                if pending._name == "release":
+                    self._handles.forget(getattr(pending._args, "ctx", 0))
             except AttnixError as error:
-                pending._settle(error)
+                answer = error
+            if self._resume and went_down(answer):
+                pending._undone = True
+                self._pending[pending.request] = pending  # it goes on when the daemon is back
+            else:
+                pending._settle(answer)
 
     def _drain(self) -> bool:
         """Read what is left after a failed send; whether the daemon said why it closed."""
@@ -246,7 +362,7 @@ class Client(SyncPlainCalls):
         except OSError:
             return False
         except ConnectionLost as error:
-            self._fail(error)
+            self._broken(error)
             return True
         return False
 
@@ -264,8 +380,13 @@ class Context:
 
     def __init__(self, client: Client, handle: int, cid: int) -> None:
         self.client: Final = client
-        self.handle: Final = handle
         self.cid: Final = cid
+        self._handle: Final = handle
+
+    @property
+    def handle(self) -> int:
+        """What stands for it on the present connection; 0 when it went with an earlier one."""
+        return self.client._handles.now(self.cid, self._handle)
 
     def __repr__(self) -> str:
         return f"<context {self.cid}>"
@@ -295,6 +416,21 @@ class Context:
     def release(self) -> None:
         """Give the context back."""
         self.client.release(self.handle)
+
+    def publish(self, name: str, replace: bool = False) -> None:
+        """Give it a name; it outlives this connection and the daemon from now on."""
+        self.client.publish(self.handle, name, replace)
+
+    def detach(self) -> None:
+        """Let it outlive this connection and the daemon without a name."""
+        self.client.detach(self.handle)
+
+    def reattach(self, tokens: Tokens = b"") -> Stream:
+        """Go on with the generation on it that lost its client; `tokens` is what the caller has of it."""
+        args = c.ReattachArgs(self.handle, as_bytes(tokens))
+        stream: Stream = self.client._send(Stream, "reattach", args, c.GenerateResult)
+        stream._got += args.tokens
+        return stream
 
     def stat(self) -> c.ContextRow:
         """State, size, sharing and usage."""

@@ -14,6 +14,7 @@ import asyncio
 import gc
 import os
 import resource
+import secrets
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ from attnix.kernel.events import Bug, Event
 from .connection import Connection, HangupWatch
 from .dispatch import Dispatcher
 from .listen import Credentials, Listener, peer_credentials
-from .ports import DriverPort, KernelPort, TextPort
+from .ports import DriverPort, JournalPort, KernelPort, SnapshotPort, TextPort
 
 EXIT_PANIC: Final = 70  # sysexits.h: internal software error
 CANCEL_SECONDS: Final = 2.0  # at the end: for generations to finish their pass
@@ -41,6 +42,8 @@ class Daemon:
     listener     the socket, already listening; closed by `run`
     text         `TextPort`, or None for a model without a tokenizer; closed by `run`
     port         `DriverPort`; closed by `run`
+    journal      `JournalPort`, or None: nothing outlives this daemon; closed by `run`
+    snapshots    `SnapshotPort`, or None; closed by `run`
     credentials  who is at the other end of a descriptor (a test may say otherwise)
     """
 
@@ -51,11 +54,15 @@ class Daemon:
         text: TextPort | None,
         port: DriverPort,
         *,
+        journal: JournalPort | None = None,
+        snapshots: SnapshotPort | None = None,
         credentials: Callable[[int], Credentials] = peer_credentials,
     ) -> None:
         self._listener = listener
         self._text = text
         self._port = port
+        self._journal = journal
+        self._snapshots = snapshots
         self._peer_credentials = credentials
         self._owner_uid = os.geteuid()
         self._connections: set[Connection] = set()
@@ -65,6 +72,9 @@ class Daemon:
             kernel,
             port,
             text,
+            journal=journal,
+            snapshots=snapshots,
+            token=lambda: secrets.token_hex(16),
             on_soon=_on_soon,
             on_timer=_on_timer,
             on_halt=lambda: self.stop("shutdown"),
@@ -107,9 +117,13 @@ class Daemon:
             server.close()
             await self._end_conversations()
             watch.close()
+            if self._snapshots is not None:
+                await self._snapshots.close()
             if self._text is not None:
                 await self._text.close()
             await self._port.close()
+            if self._journal is not None:
+                self._journal.close()
             self._listener.close()
             for signum in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(signum)

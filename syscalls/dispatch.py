@@ -11,6 +11,7 @@ cannot be trusted any more, so the turn ends, nothing is sent, and the daemon st
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,16 +29,23 @@ from attnix.kernel.events import (
     Event,
     Exec,
     Halt,
+    Journal,
     Pause,
+    Prime,
+    ReadSnapshot,
     Reply,
     RestartDriver,
     Resume,
     SetTimer,
+    SnapshotRead,
+    SnapshotWritten,
     StopAt,
+    Suspend,
     Syscall,
     Timer,
     Tokens,
     Transfer,
+    WriteSnapshot,
 )
 from attnix.kernel.params import MAX_REQUESTS
 
@@ -45,7 +53,7 @@ from . import wire
 from .abi import Record
 from .framing import Oversized
 from .listen import Credentials
-from .ports import DriverPort, Failure, KernelPort, TextPort
+from .ports import DriverPort, Failure, JournalPort, KernelPort, SnapshotPort, TextPort
 from .streams import Stream
 from .wire import MAX_REQUEST_ID, ROUTES, Refusal, Route, envelope, result_reply
 
@@ -58,6 +66,8 @@ BUSY_TIMES: Final = 8  # ... when it happens so often in a row
 
 _APPEND: Final = next(route for route in ROUTES.values() if route.name == "append")
 _GENERATE: Final = next(route for route in ROUTES.values() if route.name == "generate")
+_STREAMED: Final = frozenset(route for route in ROUTES.values() if route.name in ("generate", "reattach"))
+_ENDLESS: Final = ("generate", "reattach", "forward", "score", "wait")  # what `cancel` ends
 _record: Final = tuple.__new__  # a NamedTuple in half the time of calling its class
 _NO_TOKENIZER: Final = "this model has no tokenizer: send token ids"
 
@@ -116,7 +126,9 @@ class Client:
 
 
 class Dispatcher:
-    """port, text: see ports.py; text None means a model without a tokenizer.
+    """port, text, journal, snapshots: see ports.py; text None means a model without a tokenizer.
+
+    token()                   an unguessable session token for a new connection; "" where sessions are not resumed
 
     on_soon(work)             calls `work` when the event loop has read what there is to read now
     on_timer(delay_ns, fire)  calls `fire` after that time, once
@@ -130,6 +142,9 @@ class Dispatcher:
         port: DriverPort,
         text: TextPort | None,
         *,
+        journal: JournalPort | None = None,
+        snapshots: SnapshotPort | None = None,
+        token: Callable[[], str] = lambda: "",
         on_soon: Callable[[Callable[[], None]], None],
         on_timer: Callable[[int, Callable[[], None]], None],
         on_halt: Callable[[], None],
@@ -138,6 +153,11 @@ class Dispatcher:
     ) -> None:
         self._kernel = kernel
         self._port = port
+        self._journal = journal
+        self._snapshots = snapshots
+        self._token = token
+        self._unsaved = False  # this turn has something for the journal
+        self._orphans: dict[tuple[int, int], Stream] = {}  # generations without a client that have stop strings
         self._text = text
         self._on_soon = on_soon
         self._on_timer = on_timer
@@ -164,6 +184,10 @@ class Dispatcher:
             Transfer: port.transfer,
             AttachTier: port.attach,
             DetachTier: lambda effect: port.detach(effect.device),
+            Prime: self._on_prime,
+            Journal: self._on_journal,
+            WriteSnapshot: self._on_snapshot,
+            ReadSnapshot: self._on_snapshot,
             SetTimer: self._on_set_timer,
             RestartDriver: lambda effect: port.restart(effect.device, effect.reason),
             Halt: lambda effect: self._on_halt(),
@@ -175,7 +199,7 @@ class Dispatcher:
         """A client whose credentials were accepted."""
         self._last_conn += 1
         client = self._clients[self._last_conn] = Client(self._last_conn, peer)
-        self.feed(Connect(client.conn, credentials.uid, credentials.gid, credentials.pid))
+        self.feed(Connect(client.conn, credentials.uid, credentials.gid, credentials.pid, self._token()))
         return client
 
     def disconnect(self, client: Client) -> None:
@@ -243,7 +267,7 @@ class Dispatcher:
                 answer = self._request(client, inbox.popleft())
                 if answer is not None:
                     client.write(answer)
-            if self._events or self._dirty:
+            if self._events or self._dirty or self._unsaved:
                 self._settle()
         except Exception as error:
             self._break(error)
@@ -267,9 +291,10 @@ class Dispatcher:
     def cancel_all(self) -> None:
         """The system goes down: end what is outstanding, as far as the kernel can by itself."""
         self.accepting = False
+        self.feed(Suspend())
         for client in list(self._clients.values()):
             for request, route in list(client.outstanding.items()):
-                if route.name in ("generate", "forward", "score", "wait"):
+                if route.name in _ENDLESS:
                     self.feed(Syscall(client.conn, 0, "cancel", CancelArgs(request)))
 
     def abandon(self) -> None:
@@ -284,7 +309,7 @@ class Dispatcher:
                     whole = GenerateResult("killed", stream.tokens, "", Usage(), 0)
                     self._on_reply(Reply(client.conn, request, 0, whole))
                 else:
-                    detail: Detail = {"message": f"{route.name}: the system is going down"}
+                    detail: Detail = {"message": f"{route.name}: the system is going down", "going_down": 1}
                     self._on_reply(Reply(client.conn, request, E.ECANCELED, detail))
         self._flush()
 
@@ -320,9 +345,17 @@ class Dispatcher:
 
     def _settle(self) -> None:
         """The end of a turn: no event is left, and everybody's answers are written."""
-        while self._events or self._dirty:
+        while self._events or self._dirty or self._unsaved:
             self._drain()
+            if self._unsaved:
+                self._save()
             self._flush()
+
+    def _save(self) -> None:
+        """What this turn changed is on record before anybody hears of it."""
+        self._unsaved = False
+        if self._journal is not None and self._journal.pending:
+            self._journal.commit()
 
     def _break(self, error: Exception) -> None:
         """The kernel's error, or ours: the state behind it is not to be served from."""
@@ -416,7 +449,8 @@ class Dispatcher:
     def _prepare(self, client: Client, request: int, route: Route, args: Any) -> bool:
         """What some requests need before the kernel sees them; False when it is not to see this one, or not yet."""
         if not self.accepting:
-            self._send(client, wire.reply(request, E.ECANCELED, {"message": "the system is going down"}))
+            detail: Detail = {"message": "the system is going down", "going_down": 1}
+            self._send(client, wire.reply(request, E.ECANCELED, detail))
             return False
         if len(client.outstanding) >= MAX_REQUESTS:
             self._send(client, wire.reply(request, *wire.refuse_crowd()))
@@ -495,6 +529,9 @@ class Dispatcher:
     def _on_reply(self, effect: Reply) -> None:
         client = self._clients.get(effect.conn)
         if client is None or effect.request == 0:  # request 0: the daemon's own cancel
+            orphan = self._orphans.pop((effect.conn, effect.request), None)
+            if orphan is not None and not orphan.stopped:
+                self._finish(orphan)
             return
         route = client.outstanding.pop(effect.request, None)
         if route is None:
@@ -504,7 +541,7 @@ class Dispatcher:
 
     def _answer(self, client: Client, route: Route, effect: Reply) -> None:
         _, request, code, result = effect
-        if route is _GENERATE:
+        if route in _STREAMED:
             stream = client.streams.pop(request, None)
             if stream is not None and not code:
                 result = self._end_stream(client, stream, cast(GenerateResult, result))
@@ -518,12 +555,45 @@ class Dispatcher:
         self._send(client, data)
 
     def _end_stream(self, client: Client, stream: Stream, result: GenerateResult) -> GenerateResult:
+        self._finish(stream)
+        self._tell(client, stream)
+        return stream.complete(result)
+
+    def _finish(self, stream: Stream) -> None:
         was_stopped = stream.stopped
         stream.finish()
         if stream.stopped and not was_stopped:  # its very last character completed a stop string
             self._events.append(StopAt(stream.conn, stream.request, stream.keep_tokens))
-        self._tell(client, stream)
-        return stream.complete(result)
+
+    def _on_prime(self, effect: Prime) -> None:
+        """A generation has another client than before, or none: its text and its stop strings begin anew, with its tokens."""
+        self._orphans.pop(effect.was, None)
+        client = self._clients.get(effect.conn)
+        if effect.orphan and (not effect.args.stop or self._text is None):
+            return  # nobody reads its text and nothing in it is looked for
+        table = None if self._text is None else self._text.table
+        stream = Stream(effect.conn, effect.request, effect.args, table)
+        stream.prime(array("i", effect.tokens), effect.told, effect.logprobs)
+        if stream.stopped:
+            self._events.append(StopAt(stream.conn, stream.request, stream.keep_tokens))
+        if effect.orphan:
+            self._orphans[effect.conn, effect.request] = stream
+        elif client is not None:
+            client.streams[effect.request] = stream
+            self._tell(client, stream)
+
+    def _on_journal(self, effect: Journal) -> None:
+        if self._journal is not None:
+            self._journal.add(effect.records)
+            self._unsaved = True
+
+    def _on_snapshot(self, effect: WriteSnapshot | ReadSnapshot) -> None:
+        if self._snapshots is not None:
+            self._snapshots.perform(effect)
+            return
+        detail: Detail = {"message": "this attnix has no state directory to keep snapshots in"}
+        answer = SnapshotWritten if isinstance(effect, WriteSnapshot) else SnapshotRead
+        self._events.append(answer(effect.conn, effect.request, E.ENOSYS, detail))
 
     def _on_tokens(self, effect: Tokens) -> None:
         """Hand every token to its generation, then tell each client once."""
@@ -535,7 +605,7 @@ class Dispatcher:
         for index, token in enumerate(tokens):
             key = (streams[2 * index], streams[2 * index + 1])
             client = self._clients.get(key[0])
-            stream = None if client is None else client.streams.get(key[1])
+            stream = self._orphans.get(key) if client is None else client.streams.get(key[1])
             if stream is None or stream.stopped:
                 continue  # its client is gone, or this token comes after its stop string
             detail = None
@@ -546,7 +616,8 @@ class Dispatcher:
                 self._events.append(StopAt(stream.conn, stream.request, stream.keep_tokens))
             touched[key] = stream
         for (conn, _), stream in touched.items():
-            self._tell(self._clients[conn], stream)
+            if conn in self._clients:
+                self._tell(self._clients[conn], stream)
 
     def _tell(self, client: Client, stream: Stream) -> None:
         note = stream.note()

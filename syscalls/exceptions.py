@@ -34,7 +34,8 @@ class AttnixError(Exception):
 
 
 class ConnectionLost(AttnixError):
-    """The daemon cannot be reached, or this connection ended.  What it held has been released."""
+    """The daemon cannot be reached, or this connection ended.  What it held has been released, but for named and detached
+    contexts."""
 
 
 class SyscallError(AttnixError):

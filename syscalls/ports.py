@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from attnix.kernel.calls import Message
 from attnix.kernel.errors import Detail, E
-from attnix.kernel.events import AttachTier, Effect, Event, Exec, Transfer
+from attnix.kernel.events import AttachTier, Effect, Event, Exec, ReadSnapshot, Transfer, WriteSnapshot
+from attnix.kernel.journal import JournalRecord
 
 from .text.detokenize import TokenTable
 
@@ -49,6 +50,39 @@ class DriverPort(Protocol):
 
     async def close(self) -> None:
         """Stop every driver; returns when they are gone."""
+        ...
+
+
+class JournalPort(Protocol):
+    """What outlives the daemon (journal.py)."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether `commit` has something to write now."""
+        ...
+
+    def add(self, records: tuple[JournalRecord, ...]) -> None:
+        """Part of this turn's transaction."""
+        ...
+
+    def commit(self) -> None:
+        """Write what was added; never raises."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left."""
+        ...
+
+
+class SnapshotPort(Protocol):
+    """Snapshot files.  Answers come back through `Daemon.feed`."""
+
+    def perform(self, effect: WriteSnapshot | ReadSnapshot) -> None:
+        """SnapshotWritten or SnapshotRead comes back."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
         ...
 
 

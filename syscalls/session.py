@@ -37,10 +37,13 @@ Message: TypeAlias = Reply | Note
 
 
 class Session:
-    """Ids count up from 1 and are never used twice, so a late answer can never meet a new request."""
+    """Ids count up from 1 and are never used twice, so a late answer can never meet a new request.
 
-    def __init__(self) -> None:
-        self._last_request = 0
+    after  the session of an earlier connection of the same client: ids go on from there
+    """
+
+    def __init__(self, after: Session | None = None) -> None:
+        self._last_request = after._last_request if after else 0
         self._splitter = Splitter()
         self._pack = msgpack.Packer(use_bin_type=True).pack
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import Final
 
@@ -10,6 +11,7 @@ from attnix.kernel.calls import GenerateArgs, GenerateResult, TokensNote
 from .text.detokenize import TextStream, TokenTable
 
 Logprob = tuple[float, bytes, bytes]
+_UNKNOWN: Final[Logprob] = (math.nan, b"", b"")  # of a token from before a crash
 
 
 class Stream:
@@ -76,6 +78,25 @@ class Stream:
         if text:
             self._fresh.append(text)
         return self._text.keep_tokens is not None
+
+    def prime(self, tokens: array[int], told: int, logprobs: tuple[Logprob, ...]) -> None:
+        """Take the tokens that the generation had before, of which the client knows the first `told`; before any push.
+
+        Text comes token by token here as it did then, so that the client is told exactly what it has not been told.
+        """
+        for index, token in enumerate(tokens):
+            if index == told:
+                self._take_told()
+            known = index < len(logprobs)
+            self.push(token, (logprobs[index] if known else _UNKNOWN) if self.with_logprobs else None)
+            if self.stopped:
+                break
+        if told >= len(self._tokens):
+            self._take_told()
+
+    def _take_told(self) -> None:
+        self._take_text()
+        self._fresh_from = len(self._tokens)
 
     def note(self) -> TokensNote | None:
         """What there is to tell since the last note; None when that is nothing."""

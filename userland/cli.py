@@ -12,6 +12,7 @@ from .commands.bench import bench
 from .commands.boot import boot
 from .commands.chat import chat
 from .commands.demo import demo
+from .commands.durable import names, publish, restore, sleep, snapshot, unlink, wake
 from .commands.kill import kill
 from .commands.memory import demote, evict, pin, prefetch, unpin
 from .commands.pull import pull
@@ -48,6 +49,9 @@ _INSPECTOR: tuple[Callable[..., None], ...] = (
 )  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)
+_DURABLE: tuple[Callable[..., None], ...] = (names, publish, unlink, snapshot, restore, sleep, wake)
+for _command in _DURABLE:
+    app.command(rich_help_panel="Contexts that last")(_command)
 for _command in _MEMORY:
     app.command(rich_help_panel="Memory")(_command)
 for _command in _INSPECTOR:

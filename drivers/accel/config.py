@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Arch = Literal["llama", "mistral", "qwen2", "qwen3"]
-KvDtype = Literal["float32", "bfloat16"]
+from attnix.kernel.geometry import KvShape
 
-ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}
+Arch = Literal["llama", "mistral", "qwen2", "qwen3"]
+KvDtype = Literal["float32", "bfloat16", "int8"]
+
+ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "int8": 1}
+SCALE_BYTES: Final[dict[str, int]] = {"float32": 0, "bfloat16": 0, "int8": 4}  # per head and token, of K and of V
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,14 @@ class ModelConfig:
         if self.head_dim % 2 != 0:
             raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary pairs")
 
+    def kv_shape(self, kv_dtype: KvDtype) -> KvShape:
+        """What a token's KV weighs in frames of this dtype."""
+        return KvShape(self.layers, self.kv_heads, self.head_dim, ELEMENT_BYTES[kv_dtype], SCALE_BYTES[kv_dtype])
+
     def token_bytes(self, kv_dtype: KvDtype) -> int:
-        """Live KV of one token over all layers: 2 (K and V) x layers x kv_heads x head_dim x element bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * ELEMENT_BYTES[kv_dtype]
+        """Live KV of one token over all layers."""
+        return self.kv_shape(kv_dtype).token_bytes
 
     def frame_bytes(self, block_tokens: int, kv_dtype: KvDtype) -> int:
-        """Bytes of one frame `[layers, 2, kv_heads, block_tokens, head_dim]`."""
-        return self.token_bytes(kv_dtype) * block_tokens
+        """Bytes of one frame."""
+        return self.kv_shape(kv_dtype).frame_bytes(block_tokens)

@@ -31,7 +31,7 @@ from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
 from attnix.kernel.tag import GATES
 
-from ..memfd import advise_huge_pages, map_read_only, map_shared
+from ..memfd import advise_huge_pages, map_read_only, map_shared, populate_aside
 from ..protocol import PROTOCOL_VERSION, Probe
 from ..serve import ConfigError, DriverArguments
 from .config import ELEMENT_BYTES, KvDtype
@@ -53,7 +53,7 @@ class AccelConfig(NamedTuple):
     slots, entries  layout of the page-table rows (kernel/geometry.py)
     block_tokens  tokens per frame
     dtype         of the packed weights: float32 | bfloat16
-    kv_dtype      of the frames: float32 | bfloat16
+    kv_dtype      of the frames: float32 | bfloat16 | int8
     numerics      fast | invariant
     threads       0: one per core
     cache_dir     where content digests are kept between runs; "": nowhere
@@ -339,5 +339,6 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
     dram = map_shared(config.dram_fd) if config.dram_fd >= 0 else None
     if dram is not None:
         advise_huge_pages(dram)
+        populate_aside(dram)
     gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
     return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)

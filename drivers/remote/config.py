@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Sequence
@@ -86,10 +87,12 @@ def parse_settings(config: dict[str, Any]) -> Settings:
     values: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():
         value = config.get(name, default)
-        is_text = isinstance(default, str)
-        if isinstance(value, bool) or not isinstance(value, str if is_text else (int, float)):
-            raise ConfigError(f"setting {name!r} must be a {'string' if is_text else 'number'}, not {value!r}")
-        if not is_text and not (value > 0 or (name == "ttl_s" and value == 0)):
+        if isinstance(default, str):
+            if not isinstance(value, str):  # not shown: it may be a password
+                raise ConfigError(f"setting {name!r} must be a string")
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigError(f"setting {name!r} must be a number, not {value!r}")
+        elif value < 0 or (value == 0 and name != "ttl_s"):
             raise ConfigError(f"setting {name!r} must be positive, not {value!r}")
         values[name] = value
     numbers = {

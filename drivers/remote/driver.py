@@ -32,7 +32,7 @@ from attnix.kernel.events import Transfer, TransferDone
 from attnix.kernel.tag import HEADER_BYTES
 
 from ..channel import Channel, ChannelClosed
-from ..memfd import map_shared
+from ..memfd import advise_huge_pages, map_shared
 from ..messages import moved_message
 from ..protocol import PROTOCOL_VERSION, Probe
 from ..serve import ConfigError, DriverArguments, answers, die_with_parent, parse_arguments
@@ -113,8 +113,10 @@ def make_driver(arguments: DriverArguments) -> RemoteDriver:
     settings = parse_settings(arguments.config)
     gates_fd = arguments.config.get("gates_fd")
     gates = Gates(map_shared(gates_fd)) if isinstance(gates_fd, int) else None
+    arena = map_shared(arguments.arena_fd)
+    advise_huge_pages(arena)
     try:
-        store = RemoteStore(settings, map_shared(arguments.arena_fd), gates)
+        store = RemoteStore(settings, arena, gates)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     store.self_test()

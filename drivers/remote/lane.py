@@ -60,7 +60,8 @@ class Lane:
     greeting    commands whose replies must not be errors before anything else is sent
     stall_ns    longest time without one byte in either direction while something is expected
     window_bytes  content asked for and not yet received: more would only fill buffers on the store's side
-    failed      called after a connection with unanswered commands, or one that was being opened, has been given up
+    failed      called with errno and reason after a connection with unanswered commands, or one that was being opened,
+                has been given up
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Lane:
         stall_ns: int,
         window_bytes: int,
         longest_bytes: int,
-        failed: Callable[[str], None],
+        failed: Callable[[int, str], None],
     ) -> None:
         self.state = LaneState.CLOSED
         self.socket: socket.socket | None = None
@@ -131,7 +132,7 @@ class Lane:
         for command in lost:
             command.done(Reply(Kind.LOST, number=code))
         if was_busy:
-            self._failed(reason)
+            self._failed(code, reason)
 
     def close(self) -> None:
         if self.socket is not None:

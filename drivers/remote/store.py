@@ -38,7 +38,7 @@ from .resp import Buffer, Kind, ProtocolError, Reply, request, set_request
 
 NAME_VERSION: Final = 1
 _FRAME_0: Final = struct.pack("<i", 0)
-_RATE_BYTES: Final = 256 << 10  # a transfer that moved less says nothing about bandwidth
+_RATE_OBJECTS: Final = 4  # a transfer of fewer says more about latency than about bandwidth
 _TEST_BYTES: Final = 2 << 20  # written and read at the start to measure the store, at least one object
 _TEST_PINGS: Final = 5
 _TEST_TTL_MS: Final = 10_000
@@ -113,6 +113,9 @@ class RemoteStore:
         self._ended_ns = dict.fromkeys(self._lanes, 0)  # when the last job of each ended
         self._jobs: dict[_Job, None] = {}  # oldest first
         self._on_their_way: Counter[bytes] = Counter()  # objects being written
+        self._filling: Counter[int] = Counter()  # frames of the arena that something is read into
+        self._sending: Counter[int] = Counter()  # and those that something is written from
+        self._held: deque[Transfer] = deque()
         self._is_probing = False
         self._is_down = False
         self._complaints: set[bytes] = set()
@@ -122,7 +125,21 @@ class RemoteStore:
     # -- what the driver asks ------------------------------------------------------------------------------------
 
     def submit(self, transfer: Transfer) -> None:
-        """Begin a transfer.  Its TransferDone comes to `done`, perhaps before this returns."""
+        """Begin a transfer, or keep it until those before it that use the same frames of the arena have ended.
+
+        Its TransferDone comes to `done`, perhaps before this returns.
+        """
+        if self._held or self._must_wait(transfer):
+            self._held.append(transfer)
+        else:
+            self._start(transfer)
+
+    def _must_wait(self, transfer: Transfer) -> bool:
+        frames = set(memoryview(transfer.pairs).cast("i").tolist()[1::2])
+        busy = self._filling if transfer.verb == "write" else self._filling + self._sending
+        return any(frame in busy for frame in frames)
+
+    def _start(self, transfer: Transfer) -> None:
         items = len(transfer.pairs) // 8
         pairs = memoryview(transfer.pairs).cast("i").tolist()
         tag_bytes, is_write = self.format.tag_bytes, transfer.verb == "write"
@@ -135,16 +152,21 @@ class RemoteStore:
             slot = self._slot(*pairs[2 * item : 2 * item + 2])
             if name is None or slot is None:
                 refused.append((item, int(E.EINVAL)))
-            elif is_write and (code := self.format.check_header(slot, tag)):
-                refused.append((item, errno_of(code)))  # what lies there is not what is to be stored
+            elif is_write and (failures := self.format.verify(slot, _FRAME_0, tag)):
+                refused.append((item, errno_of(failures[0].code)))  # it would be found out by others, later
             else:
                 valid.append((item, name, slot, tag))
 
+        users = self._sending if is_write else self._filling
+        frames = Counter(pairs[2 * item + 1] for item, _, _, _ in valid)
+        users.update(frames)
+
         def finish(job: _Job, elapsed_ns: int) -> None:
-            if transfer.gate >= 0 and self._gates is not None:
-                layers = GATE_FAILED if job.failed else self.format.layers
-                self._gates.store(transfer.gate, transfer.ticket, layers)
-            self.done.append(TransferDone(0, transfer.seq, tuple(sorted(job.failed)), job.moved_bytes, elapsed_ns))
+            for frame, count in frames.items():
+                users[frame] -= count
+                if not users[frame]:
+                    del users[frame]
+            self._finish(transfer, tuple(sorted(job.failed)), job.moved_bytes, elapsed_ns)
 
         lane = self._writing if is_write else self._lane_to_read([name for _, name, _, _ in valid])
         job = _Job(transfer.verb, items, lane, finish)
@@ -179,6 +201,8 @@ class RemoteStore:
         """When `turn` must be called though nothing is readable; None: never."""
         times = [lane.stalls_at_ns for lane in self._lanes if lane.is_busy]
         times += [job.deadline_ns for job in self._jobs]
+        if self._held and not self._must_wait(self._held[0]):
+            times.append(self._clock())
         if self.breaker.state is BreakerState.OPEN and not self._is_probing:
             times.append(self.breaker.retry_at_ns)
         return min(times, default=None)
@@ -188,7 +212,7 @@ class RemoteStore:
         arrived meanwhile still counts."""
         ready = {fd for fd, _ in self._poll.poll(0)}
         for lane, (sock, _) in list(self._watched.items()):
-            if lane.socket is sock and sock.fileno() in ready:
+            if sock.fileno() in ready and lane.socket is sock:
                 lane.service(self._clock())
         now_ns = self._clock()
         for lane in self._lanes:
@@ -199,6 +223,8 @@ class RemoteStore:
         if self.breaker.can_probe(now_ns) and not self._is_probing:
             self._is_probing = True
             self._reading.submit([Command([request(b"PING")], self._on_probed)], now_ns)
+        while self._held and not self._must_wait(self._held[0]):
+            self._start(self._held.popleft())
         self._watch()
 
     def health(self) -> dict[str, int]:
@@ -207,7 +233,7 @@ class RemoteStore:
             "connects": sum(lane.connects for lane in self._lanes),
             "breaker": self.breaker.state.value,
             "breaker_opened": self.breaker.opened,
-            "in_flight": len(self._jobs),
+            "in_flight": len(self._jobs) + len(self._held),
             "read_bytes_s": self.rates_bytes_s["read"],
             "write_bytes_s": self.rates_bytes_s["write"],
             "latency_ns": self.latency_ns,
@@ -342,13 +368,26 @@ class RemoteStore:
             if self._is_down and self.breaker.state is BreakerState.CLOSED:
                 self._is_down = False
                 self._log("info", "is back")
-        if job.moved_bytes >= _RATE_BYTES and not job.failed and elapsed_ns > 0:
-            self._learn_rate(job.verb, job.moved_bytes, elapsed_ns)
+        if job.moved_bytes and not job.failed and elapsed_ns > 0:
+            self._learn(job.verb, job.moved_bytes, elapsed_ns)
         job.finish(job, elapsed_ns)
 
-    def _learn_rate(self, verb: str, moved_bytes: int, elapsed_ns: int) -> None:
-        seen, known = moved_bytes * 10**9 // elapsed_ns, self.rates_bytes_s[verb]
-        self.rates_bytes_s[verb] = seen if not known else (3 * known + seen) // 4
+    def _finish(
+        self, transfer: Transfer, failed: tuple[tuple[int, int], ...], moved_bytes: int, elapsed_ns: int
+    ) -> None:
+        if transfer.gate >= 0 and self._gates is not None:
+            self._gates.store(transfer.gate, transfer.ticket, GATE_FAILED if failed else self.format.layers)
+        self.done.append(TransferDone(0, transfer.seq, failed, moved_bytes, elapsed_ns))
+
+    def _learn(self, verb: str, moved_bytes: int, elapsed_ns: int) -> None:
+        """From a transfer of several objects the bandwidth, from one of few what it takes beyond its bytes."""
+        known = self.rates_bytes_s[verb]
+        if not known or moved_bytes >= _RATE_OBJECTS * self.format.stored_bytes:
+            seen = moved_bytes * 10**9 // elapsed_ns
+            self.rates_bytes_s[verb] = (3 * known + seen) // 4 if known else seen
+        else:
+            beyond_ns = max(0, elapsed_ns - moved_bytes * 10**9 // known)
+            self.latency_ns = (7 * self.latency_ns + beyond_ns) // 8 if self.latency_ns else beyond_ns
 
     # -- the store's health ----------------------------------------------------------------------------------------
 
@@ -363,8 +402,14 @@ class RemoteStore:
             failed=self._on_failed,
         )
 
-    def _on_failed(self, reason: str) -> None:
-        """A connection has been given up with something unanswered."""
+    def _on_failed(self, code: int, reason: str) -> None:
+        """A connection has been given up with something unanswered.  What was kept back fails with it: whoever waits for
+        a store that stands still waits once."""
+        while self._held:
+            transfer = self._held.popleft()
+            failed = tuple((item, code) for item in range(len(transfer.pairs) // 8))
+            self.counts[_COUNT_OF.get(code, "errors")] += len(failed)
+            self._finish(transfer, failed, 0, 0)
         self._resolver.refresh()
         self.counts["connection_failures"] += 1
         self.breaker.fail(self._clock())
@@ -427,7 +472,7 @@ class RemoteStore:
                 began_ns = self._clock()
                 if not self._ask(lane, parts, kind):
                     break
-                self._learn_rate(verb, count * size, max(1, self._clock() - began_ns))
+                self._learn(verb, count * size, max(1, self._clock() - began_ns))
             self._ask(self._writing, removals, Kind.INTEGER)
 
     def _ask(self, lane: Lane, what: Sequence[tuple[Sequence[Buffer], memoryview | None]], kind: Kind) -> bool:

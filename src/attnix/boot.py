@@ -19,7 +19,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import uvloop
 
@@ -36,13 +36,14 @@ from attnix.boot_tiers import (
     parse_sim_tier,
     register_policies,
 )
-from attnix.drivers.accel.config import ELEMENT_BYTES, ModelConfig
+from attnix.drivers.accel.config import KvDtype, ModelConfig
 from attnix.drivers.accel.metadata import load_config
 from attnix.drivers.accel.model_files import ModelError
 from attnix.drivers.dram import DramSpec, machine_bytes
 from attnix.drivers.protocol import Probe
 from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.drivers.supervisor import DriverStartError, Supervisor
+from attnix.durable import Durable, open_durable
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.core import Core
 from attnix.kernel.errors import Errno
@@ -190,7 +191,7 @@ def shape_of(options: Options) -> Shape:
     except ModelError as error:
         raise BootError(str(error)) from error
     window = min(options.window_tokens or config.window, config.window)
-    kv = KvShape(config.layers, config.kv_heads, config.head_dim, ELEMENT_BYTES[options.kv_dtype])
+    kv = config.kv_shape(cast(KvDtype, options.kv_dtype))
     rope = f"theta={config.rope_theta!r} scaling={config.rope_scaling!r} sliding={config.sliding_window!r}"
     return Shape(Path(path).name, path, config.arch, kv, window, config.vocab, rope)
 
@@ -327,6 +328,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     relay = _Relay()
     text: TextService | None = None
     supervisor: Supervisor | None = None
+    durable: Durable | None = None
     try:
         for problem in register_policies():
             relay.log("warning", problem)
@@ -363,7 +365,9 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         config = kernel_config(options, settings, shape, devices, identity, probes[0].fingerprint, text)
         core = Core(secret, options.block_tokens, layout, [d.capacity_frames for d in devices], rows)
         kernel = Kernel(config, core)
-        daemon = Daemon(kernel, listener, text, supervisor)
+        durable = open_durable(Path(options.state_dir), config, relay.log)
+        daemon = Daemon(kernel, listener, text, supervisor, journal=durable.journal, snapshots=durable.snapshots)
+        durable.connect(daemon.feed)
         relay.connect(daemon.feed)
         if text is not None:
             await text.start()
@@ -373,6 +377,8 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
             await text.close()
         if supervisor is not None:
             await supervisor.close()
+        if durable is not None:
+            durable.close()
         if isinstance(error, asyncio.CancelledError):
             raise BootError(f"stopped by {error}") from error
         if isinstance(error, (DriverStartError, TextUnavailable, BootError, ValueError, OSError, MemoryError)):

@@ -74,7 +74,8 @@ def _weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * config.hidden**-0.5
+        values = torch.randn(shape, generator=generator)
+        return values.mul_(config.hidden**-0.5)
 
     kv, q = config.kv_heads * config.head_dim, config.heads * config.head_dim
     made = {"model.embed_tokens.weight": normal(config.vocab, config.hidden)}

@@ -14,6 +14,7 @@ from attnix.drivers.memfd import (
     map_read_only,
     map_shared,
     memfd_bytes,
+    populate_aside,
     reopen_read_only,
 )
 
@@ -48,3 +49,17 @@ def test_sealed_shared_and_read_only() -> None:
 def test_an_empty_file_is_refused(n_bytes: int) -> None:
     with pytest.raises(ValueError, match="positive size"):
         create_memfd("test", n_bytes)
+
+
+def test_populating_makes_every_page_real_and_keeps_what_is_in_it() -> None:
+    n_bytes = (17 << 20) + 4096
+    fd = create_memfd("test", n_bytes)
+    with map_shared(fd) as mapping:
+        mapping[5000] = 7
+        if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 14):
+            pytest.skip("Linux cannot do it before 5.14")
+        assert os.fstat(fd).st_blocks * 512 < n_bytes
+        populate_aside(mapping).join()
+        assert os.fstat(fd).st_blocks * 512 == n_bytes
+        assert mapping[5000] == 7 and mapping[4999:5002] == b"\0\7\0"
+    os.close(fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,11 @@ def _threads(config: ModelConfig) -> int:
     return 1 if config.hidden < 512 else 0
 
 
+def weight_dtype(kv_dtype: KvDtype) -> Literal["float32", "bfloat16"]:
+    """int8 frames go with float32 weights here, so that the KV is all that was rounded."""
+    return "float32" if kv_dtype == "int8" else kv_dtype
+
+
 class Engine(Paged):
     """The forward pass alone."""
 
@@ -139,7 +144,9 @@ class Engine(Paged):
         threads = _threads(config)
         entries = window // BLOCK_TOKENS
         super().__init__(slots * entries, slots, entries)
-        self.model = Model(config, weights, kv_dtype=dtype, dtype=dtype, numerics="invariant", threads=threads)
+        self.model = Model(
+            config, weights, kv_dtype=dtype, dtype=weight_dtype(dtype), numerics="invariant", threads=threads
+        )
         self._arena = np.zeros(slots * entries * self.model.frame_bytes(BLOCK_TOKENS), np.uint8)
         self.model.attach(self._arena, self.rows, BLOCK_TOKENS, slots * entries)
 
@@ -167,7 +174,9 @@ class Backend(Paged):
         super().__init__(slots * entries, slots, entries)
         config = load_config(path)
         self.arena = bytearray(slots * entries * config.frame_bytes(BLOCK_TOKENS, dtype))
-        chosen = AccelConfig(str(path), slots, entries, BLOCK_TOKENS, dtype, dtype, "invariant", _threads(config))
+        chosen = AccelConfig(
+            str(path), slots, entries, BLOCK_TOKENS, weight_dtype(dtype), dtype, "invariant", _threads(config)
+        )
         self.backend = AccelBackend(chosen._replace(**settings or {}), self.arena, self.row_bytes, **shared)
 
     def execute(

@@ -51,6 +51,11 @@ class Loading:
         self.frames[self.held, layer] = self.kept[:, layer]
         self.gates[GATE] = gate_value(TICKET, layer + 1)
 
+    def bring_slowly(self, delay_s: float) -> None:
+        for layer in range(LAYERS):
+            time.sleep(delay_s)
+            self.bring(layer)
+
     def bring_as_the_pass_follows(self, delay_s: float) -> None:
         """The next layer comes only when the pass has written its own KV in the last one, and a while after: long enough
         to run into the gate."""
@@ -153,7 +158,7 @@ def test_copies_of_loaded_frames_wait_too(model_path: Path, engine: Any) -> None
     expected = []
     for rig in (plain, loading):
         rig.rig.rows.frame[0, 2] = spare[1]  # the pass writes into, and reads, the second copy
-        thread = threading.Thread(target=lambda: [(time.sleep(0.003), loading.bring(at)) for at in range(LAYERS)])
+        thread = threading.Thread(target=loading.bring_slowly, args=(0.003,))
         thread.start()
         expected.append(rig.run(5, copies, NO_GATES if rig is plain else ((GATE, TICKET),)))
         thread.join()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from attnix.drivers.accel.config import KvDtype
 from attnix.drivers.accel.driver import AccelBackend, AccelConfig
 from attnix.drivers.accel.metadata import load_config
 from attnix.kernel.core import Core
@@ -26,12 +27,12 @@ Tiny = Callable[[str], tuple[Path, Any]]
 BLOCK, WINDOW, VOCAB = 16, 192, 300
 
 
-def accel_system(path: Path, frames: int, step_tokens: int = 512) -> SimulatedSystem:
+def accel_system(path: Path, frames: int, step_tokens: int = 512, kv_dtype: KvDtype = "float32") -> SimulatedSystem:
     def make(capacity: int, layout: RowLayout, rows: memoryview) -> AccelBackend:
         config = AccelConfig(
-            str(path), layout.slots, layout.entries, BLOCK, "float32", "float32", "invariant", threads=1
+            str(path), layout.slots, layout.entries, BLOCK, "float32", kv_dtype, "invariant", threads=1
         )
-        frame_bytes = load_config(path).frame_bytes(BLOCK, "float32")
+        frame_bytes = load_config(path).frame_bytes(BLOCK, kv_dtype)
         backend = AccelBackend(config, bytearray(capacity * frame_bytes), rows)
         assert backend.probe().capacity_frames == capacity
         return backend
@@ -58,8 +59,10 @@ def outcome(client: SimulatedClient, request: int) -> tuple[list[int], tuple[tup
     return tokens_of(result.tokens), result.logprobs
 
 
-def cold(path: Path, prompt: list[int], n: int) -> tuple[list[int], tuple[tuple[float, bytes, bytes], ...]]:
-    system = accel_system(path, 24)
+def cold(
+    path: Path, prompt: list[int], n: int, kv_dtype: KvDtype = "float32"
+) -> tuple[list[int], tuple[tuple[float, bytes, bytes], ...]]:
+    system = accel_system(path, 24, kv_dtype=kv_dtype)
     client = system.connect()
     request = start(client, prompt, n)
     system.run()
@@ -100,14 +103,23 @@ def test_an_empty_prompt_is_refused(tiny_model: Tiny) -> None:
     frames=st.sampled_from([7, 24]),
     kill_after=st.integers(0, 12),
     model=st.sampled_from(["llama", "qwen3"]),
+    kv_dtype=st.sampled_from(["float32", "int8"]),
 )
 def test_same_tokens_and_logits_in_every_circumstance(
-    tiny_model: Tiny, length: int, chunk: int, others: int, fork_at: int, frames: int, kill_after: int, model: str
+    tiny_model: Tiny,
+    length: int,
+    chunk: int,
+    others: int,
+    fork_at: int,
+    frames: int,
+    kill_after: int,
+    model: str,
+    kv_dtype: KvDtype,
 ) -> None:
     path, _ = tiny_model(model)
     prompt = prompt_of(length, 5)
-    expected = cold(path, prompt, 12)
-    system = accel_system(path, frames, chunk)
+    expected = cold(path, prompt, 12, kv_dtype)
+    system = accel_system(path, frames, chunk, kv_dtype)
     client = system.connect()
     parent = client.call("alloc_context").ctx
     client.call("append", parent, ints(prompt[:fork_at]))
@@ -140,22 +152,23 @@ def test_many_rows_share_a_forward_and_change_nothing(tiny_model: Tiny) -> None:
     assert counters["sequences"] / counters["passes"] >= 8
 
 
-def test_control_altering_the_kv_of_any_mapped_block_changes_the_logits(tiny_model: Tiny) -> None:
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+def test_control_altering_the_kv_of_any_mapped_block_changes_the_logits(tiny_model: Tiny, kv_dtype: KvDtype) -> None:
     path, _ = tiny_model("llama")
     prompt = prompt_of(40, 3)
-    expected = cold(path, prompt, 4)
+    expected = cold(path, prompt, 4, kv_dtype)
     for entry in range(3):
-        system = accel_system(path, 10)
+        system = accel_system(path, 10, kv_dtype=kv_dtype)
         client = system.connect()
         ctx = client.call("alloc_context").ctx
         client.call("append", ctx, ints(prompt))
         system.run()
         frame = array("i", client.call("pagemap", ctx).frames)[entry]
         backend = system.devices[0]
-        at = frame * backend._frame_bytes + 4 * BLOCK  # some value of its first layer's keys
-        values = memoryview(backend._frames)[at : at + 64].cast("f")
-        for n in range(16):
-            values[n] += 1.0
+        at = frame * backend._frame_bytes  # the first keys of its first layer
+        values = memoryview(backend._frames)[at : at + 64]
+        for n in range(2, 64, 4):
+            values[n] ^= 0x40  # the top bit of a mantissa, or half of an int8's range
         request = client.post("generate", ctx, 4, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)
         system.run()
         assert outcome(client, request) != expected, f"block {entry} is not read"

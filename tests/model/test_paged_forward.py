@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -67,13 +67,20 @@ def rotate(x: torch.Tensor, position: torch.Tensor, frequency: torch.Tensor) -> 
 
 
 def reference(
-    c: ModelConfig, weights: Weights, tokens: Sequence[int], shift: Sequence[int] | None = None, since: int = 0
+    c: ModelConfig,
+    weights: Weights,
+    tokens: Sequence[int],
+    shift: Sequence[int] | None = None,
+    since: int = 0,
+    held: Sequence[tuple[F32, F32]] | None = None,
 ) -> F32:
     """Logits [T, vocab] of one dense sequence in float64.
 
     shift[j] is that of the run which holds position j, and is in force from query `since` on: tokens before were
     computed without shifts, so their keys lie rotated at j; later keys are rotated at j - shift[j].  A query i >= since
     sees key j rotated to i - shift[j].
+
+    held: per layer the keys and values [T, Hkv, D] that attention sees in place of those that the layer computes.
     """
     w = {name: tensor.double() for name, tensor in weights.items()}
     frequency = torch.from_numpy(rotary_frequencies(c)).double()
@@ -103,7 +110,10 @@ def reference(
             heads[name] = z
         group = c.heads // c.kv_heads
         key = rotate(heads["k"], home[:, None].expand(n, c.kv_heads), frequency)
-        key, value = key.repeat_interleave(group, 1), heads["v"].repeat_interleave(group, 1)
+        value = heads["v"]
+        if held is not None:
+            key, value = (torch.from_numpy(plane).double() for plane in held[layer])
+        key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
         scores = torch.empty(c.heads, n, n, dtype=torch.float64)
         for s in sorted({int(v) for v in moved}):
             query = rotate(heads["q"], torch.where(late, position - s, position)[:, None].expand(n, c.heads), frequency)
@@ -197,7 +207,8 @@ def make(
     threads: int = 2,
 ) -> Model:
     monkeypatch.setenv("ATTNIX_CPU_ISA", isa.name.lower())
-    model = Model(c, weights, kv_dtype=dtype, dtype=dtype, numerics="invariant", threads=threads)
+    weight_dtype: Literal["float32", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float32"
+    model = Model(c, weights, kv_dtype=dtype, dtype=weight_dtype, numerics="invariant", threads=threads)
     assert model.isa is isa
     return model
 
@@ -378,7 +389,7 @@ def test_wanted_rows_in_any_order_and_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 INVARIANT_KINDS = pytest.mark.parametrize(
     ("isa", "dtype"),
-    [(isa, dtype) for isa in available_isas() for dtype in ("float32", "bfloat16")],
+    [(isa, dtype) for isa in available_isas() for dtype in ("float32", "bfloat16", "int8")],
     ids=lambda value: value if isinstance(value, str) else value.name.lower(),
 )
 
@@ -427,7 +438,7 @@ def test_bit_equal_in_any_batch_and_chunking(isa: Isa, dtype: KvDtype, monkeypat
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_bit_equal_across_splits_and_threads(threads: int, dtype: KvDtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long contexts: a lone decode shares its splits among threads, a crowded one does not, a prefill never does."""
     weights = random_weights(SMALL)
@@ -457,16 +468,125 @@ def test_every_mapped_block_matters(isa: Isa, dtype: KvDtype, monkeypatch: pytes
     last = pages.prefill(0, tokens)[-1]
     record = pages.record(0, 149, 1, write_from=150)
     assert np.array_equal(pages.run([(record, tokens[149:])])[0], last)
-    half = pages.arena.shape[1] // SMALL.layers // 2  # bytes of K, then of V, of one layer
+    element = {"float32": 4, "bfloat16": 2, "int8": 1}[dtype]
+    half = SMALL.kv_heads * 16 * SMALL.head_dim * element  # bytes of K, then of V, of one layer
     for entry in range(10):
         frame = int(pages.rows.frame[0, entry])
         for plane in range(2):
             kept = pages.arena[frame].copy()
-            row = pages.arena[frame, plane * half : plane * half + (128 if dtype == "float32" else 64)]
+            row = pages.arena[frame, plane * half : plane * half + SMALL.head_dim * element]
             row[:] = np.roll(row, 4)
             assert not np.array_equal(pages.run([(record, tokens[149:])])[0], last), (entry, plane)
             pages.arena[frame] = kept
     assert np.array_equal(pages.run([(record, tokens[149:])])[0], last)
+
+
+# -- int8 frames --------------------------------------------------------------------------------------------------
+
+
+def dequantised(pages: Pages, slot: int, n: int) -> list[tuple[F32, F32]]:
+    """Keys and values [n, Hkv, D] of each layer as the frames of a context hold them; reads the layout of a frame anew:
+    per layer [2, Hkv, P, D] int8, then [2, Hkv, P] float32."""
+    c, p = pages.model.config, pages.block_tokens
+    ints = 2 * c.kv_heads * p * c.head_dim
+    layers = pages.arena.reshape(pages.capacity, c.layers, -1)
+    assert layers.shape[2] == ints + 4 * 2 * c.kv_heads * p
+    out = []
+    for layer in range(c.layers):
+        planes = np.empty((2, n, c.kv_heads, c.head_dim), np.float32)
+        for i in range(n):
+            held = layers[pages.rows.frame[slot, i // p], layer]
+            values = held[:ints].view(np.int8).reshape(2, c.kv_heads, p, c.head_dim)[:, :, i % p]
+            scales = held[ints:].view(np.float32).reshape(2, c.kv_heads, p)[:, :, i % p]
+            assert (np.abs(values).max(axis=-1) == 127).all() and (scales > 0).all()
+            planes[:, i] = values * scales[:, :, None]
+        out.append((planes[0], planes[1]))
+    return out
+
+
+@ISAS
+def test_int8_frames_hold_every_value_to_half_a_step(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each head and token on its own: scale = largest magnitude / 127, error <= scale / 2; nothing else is written."""
+    c = replace(SMALL, layers=1)
+    weights = random_weights(c)
+    pages = Pages(make(monkeypatch, isa, c, weights, "int8"))
+    exact = Pages(make(monkeypatch, isa, c, weights))
+    tokens = some_tokens(21)
+    for one in (pages, exact):
+        one.prefill(0, tokens, [9])
+    frames = exact.arena.view(np.float32).reshape(-1, 2, c.kv_heads, 16, c.head_dim)
+    for plane in range(2):
+        held = dequantised(pages, 0, 21)[0][plane]
+        for i in range(21):
+            true = frames[exact.rows.frame[0, i // 16], plane, :, i % 16].astype(np.float64)
+            step = np.abs(true).max(axis=-1, keepdims=True) / 127
+            assert (np.abs(held[i] - true) <= step * (0.5 + 1e-4)).all()
+            assert (np.abs(np.abs(held[i]).max(axis=-1, keepdims=True) / 127 / step - 1) < 1e-6).all()
+    last = pages.arena[pages.rows.frame[0, 1]]
+    ints = last[: 2 * c.kv_heads * 16 * c.head_dim].reshape(2, c.kv_heads, 16, c.head_dim)
+    assert (ints[:, :, 5:] == 0xFF).all()
+    scales = last[ints.size :].view(np.float32).reshape(2, c.kv_heads, 16)
+    assert np.isnan(scales[:, :, 5:]).all() and np.isfinite(scales[:, :, :5]).all()
+    untouched = [f for f in range(pages.capacity) if f not in pages.rows.frame[0, :2]]
+    assert (pages.arena[untouched] == 0xFF).all()
+
+
+@ISAS
+@pytest.mark.parametrize(("head_dim", "group"), [(32, 2), (64, 3), (80, 1), (96, 8), (128, 2)])
+def test_int8_attention_is_exact_on_what_the_frames_hold(
+    isa: Isa, head_dim: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given the values in the frames, the rest is as exact as with frames of the dtype that is multiplied: float32 sums, but
+    where AVX-512-BF16 rounds queries and probabilities to bfloat16, as it does for bfloat16 frames.  A sliding window, runs
+    with several shifts, and decode as well as prefill."""
+    c = replace(SMALL, heads=2 * group, head_dim=head_dim, qk_norm=True, sliding_window=150, arch="qwen3")
+    weights = random_weights(c)
+    pages = Pages(make(monkeypatch, isa, c, weights, "int8"))
+    tokens = some_tokens(203)
+    got = pages.prefill(0, tokens, [1, 40, 170, *range(190, 203)])
+    exact = reference(c, weights, tokens, held=dequantised(pages, 0, 203))
+    assert np.abs(exact).max() > 2
+    limit = 0.02 * np.abs(exact).max() if isa is Isa.AVX512BF16 else 1e-3
+    assert np.abs(got - exact).max() < limit
+    assert (
+        np.abs(reference(c, weights, tokens) - exact).max() > 1e-2
+    )  # the rounding shows: 1e-3 would not do without it
+
+
+@ISAS
+def test_int8_runs_with_shifts(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = random_weights(SMALL)
+    pages = Pages(make(monkeypatch, isa, SMALL, weights, "int8"))
+    counts, shifts = [16, 5, 16, 16, 3, 1, 16, 16, 16, 16, 9], [0, 0, 20, 20, -300, 7, 7, 0, 60, 60, 0]
+    tokens = some_tokens(sum(counts), seed=4)
+    since = 100
+    moved = [s for s, n in zip(shifts, counts, strict=True) for _ in range(n)]
+    exact = reference(SMALL, weights, tokens, moved, since)[since:]
+    for slot in (0, 1):
+        pages.map(slot, counts)
+        pages.run([(pages.record(slot, 0, since), tokens[:since])])
+        pages.map(slot, counts, shifts)
+    whole = pages.run([(pages.record(0, since, len(tokens) - since), tokens[since:])])
+    assert np.abs(whole - exact).max() < 0.05 * np.abs(exact).max()
+    assert np.abs(exact - reference(SMALL, weights, tokens)[since:]).max() > 0.3 * np.abs(exact).max()
+    steps = [pages.run([(pages.record(1, i, 1), tokens[i : i + 1])])[0] for i in range(since, len(tokens))]
+    assert np.array_equal(np.stack(steps), whole)
+
+
+@ISAS
+def test_int8_of_what_is_not_a_number_and_of_nothing(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NaN does not become a number on its way through a frame; a head of zeros is one of zeros."""
+    weights = random_weights(SMALL)
+    poisoned = dict(weights)
+    poisoned["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    poisoned["model.embed_tokens.weight"][5, 3] = torch.nan
+    pages = Pages(make(monkeypatch, isa, SMALL, poisoned, "int8"))
+    assert np.isfinite(pages.prefill(0, [1, 2, 3])).all()
+    assert np.isnan(pages.prefill(1, [1, 5, 3])[2]).any()
+    silent = weights | {f"model.layers.{layer}.self_attn.v_proj.weight": torch.zeros(64, 64) for layer in range(2)}
+    pages = Pages(make(monkeypatch, isa, SMALL, silent, "int8"))
+    tokens = some_tokens(70)
+    assert np.abs(pages.prefill(0, tokens) - reference(SMALL, silent, tokens)).max() < 1e-3
 
 
 def test_a_bad_pass_is_refused_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ Tiny = Callable[[str], tuple[Path, Any]]
 BLOCK, LAYERS, VOCAB, DRAM_FRAMES = 16, 3, 300, 12
 DRAM = 2  # its device number
 IDENTITY = bytes(range(16))
-KV_DTYPES: tuple[KvDtype, ...] = ("float32", "bfloat16")
+KV_DTYPES: tuple[KvDtype, ...] = ("float32", "bfloat16", "int8")
 
 
 def crc32c_by_definition(data: bytes) -> int:

@@ -23,6 +23,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 EXTENSIONS = {"attnix/kernel/_core.abi3.so", "attnix/drivers/_stored.abi3.so", "attnix/drivers/accel/cpu/_cpu.abi3.so"}
+if any(Path(folder, "liburing.h").exists() for folder in ("/usr/include", "/usr/local/include")):  # as setup.py looks
+    EXTENSIONS.add("attnix/drivers/nvme/_uring.abi3.so")
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so", "*.o")
 
 # Run inside the empty venv, from a folder that is not the project's.

@@ -103,9 +103,8 @@ class FixedSystem:
     def tiers(self) -> TiersResult:
         return TIERS
 
-    def submit(self, name: str, args: tuple[object, ...], result: type) -> SimpleNamespace:
-        answers = {("explain", (0, 0, -1)): DECISIONS, ("explain", (0, 99, -1)): ExplainResult(())}
-        return SimpleNamespace(result=lambda: answers[name, tuple(args)])
+    def explain(self, ctx: int, cid: int, block: int) -> ExplainResult:
+        return {(0, -1): DECISIONS, (99, -1): ExplainResult(())}[cid, block]
 
     def stat(self, ctx: int, cid: int) -> ContextRow:
         return {11: FIRST, 12: SECOND_FORK}[cid]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from attnix.syscalls.types import AttachTierResult, Empty, MovedResult
+from attnix.syscalls import Client
+from attnix.syscalls.types import AttachTierResult, MovedResult
 from attnix.userland.commands import memory, tiers
 
 from .conftest import Attnix
@@ -17,15 +19,15 @@ ANSWERS: dict[str, Any] = {
     "prefetch": MovedResult(3, 8, 0),
     "demote": MovedResult(1, 8, 2),
     "evict": MovedResult(5, 0, 0),
-    "pin": Empty(),
-    "unpin": Empty(),
+    "pin": None,
+    "unpin": None,
     "attach_tier": AttachTierResult("nvme1"),
-    "detach_tier": Empty(),
+    "detach_tier": None,
 }
 
 
 class Recorded:
-    """A client that notes what it was asked."""
+    """A client that notes what it was asked, by the names that the real one has."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -36,10 +38,16 @@ class Recorded:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def submit(self, name: str, args: Any, result: type) -> SimpleNamespace:
-        assert isinstance(ANSWERS[name], result)
-        self.asked.append((name, args._asdict()))
-        return SimpleNamespace(result=lambda: ANSWERS[name])
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        arguments = inspect.signature(getattr(Client, name))
+
+        def call(*args: Any) -> Any:
+            bound = arguments.bind(self, *args)
+            bound.apply_defaults()
+            self.asked.append((name, {key: value for key, value in bound.arguments.items() if key != "self"}))
+            return ANSWERS[name]
+
+        return call
 
 
 @pytest.fixture

@@ -25,7 +25,19 @@ DESIGN_CALLS = """
     uname tiers vmstat sysctl trace explain dmesg fsck attach_tier detach_tier shutdown
 """  # DESIGN.md section 6
 LATER_CALLS = "names detach reattach sleep wake"  # that it did not foresee
-TO_COME = set("pin unpin advise prefetch demote evict explain attach_tier detach_tier sleep wake".split())
+TO_COME = {
+    "pin",
+    "unpin",
+    "advise",
+    "prefetch",
+    "demote",
+    "evict",
+    "explain",
+    "attach_tier",
+    "detach_tier",
+    "sleep",
+    "wake",
+}
 
 
 def test_every_call_of_the_design_has_a_number_of_its_own() -> None:

@@ -103,6 +103,6 @@ def test_a_daemon_that_goes_away(serve: Any) -> None:
             with pytest.raises(ConnectionLost):
                 await os.uname()
         with pytest.raises(ConnectionLost, match="attnix boot"):
-            await aconnect(served.path + "x").open()
+            await aconnect(served.path + "x").start()
 
     run(main())

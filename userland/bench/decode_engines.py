@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -112,11 +112,15 @@ class Ours:
 
 
 @contextlib.contextmanager
-def booted(model: str, directory: str, hbm_bytes: int) -> Iterator[Ours]:
-    """A daemon with the real model, bf16 and fast numerics as by default, on a socket of its own."""
+def booted(model: str, directory: str, hbm_bytes: int, flags: Sequence[str] = ()) -> Iterator[Ours]:
+    """A daemon with the real model, bf16 and fast numerics as by default, on a socket of its own.
+
+    directory  holds its state, too: booted again with the same one, it is the same system
+    flags      more of `attnix boot`
+    """
     path = os.path.join(directory, "d", "bench.sock")
     command = [sys.executable, "-m", "attnix.boot", "--model", model, "--socket", path, "--state-dir", directory]
-    command += ["--hbm", str(hbm_bytes), "--dtype", "bfloat16", "--kv-dtype", "bfloat16", "--numerics", "fast"]
+    command += ["--hbm", str(hbm_bytes), "--dtype", "bfloat16", "--kv-dtype", "bfloat16", "--numerics", "fast", *flags]
     errors = Path(directory) / "daemon.err"
     with errors.open("w") as file:
         daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)

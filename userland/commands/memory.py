@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from attnix.syscalls.types import DemoteArgs, Empty, LookArgs, MovedResult, PinArgs, PrefetchArgs
+from attnix.syscalls.types import MovedResult
 
 from ..output import JsonOption, SocketOption, call_system, print_json, show
 from ..units import count
@@ -26,7 +26,7 @@ def prefetch(
 ) -> None:
     """Bring a context's blocks up to a faster tier, and wait until they are there.  Exit status 1 when some are not."""
     with call_system(socket, "prefetch") as system:
-        moved = system.submit("prefetch", PrefetchArgs(0, tier, deadline_ms, cid), MovedResult).result()
+        moved = system.prefetch(0, tier, deadline_ms, cid)
     tell(moved, tier, as_json)
 
 
@@ -38,14 +38,14 @@ def demote(
 ) -> None:
     """Copy a context's blocks down to a slower tier and give the faster frames back.  Exit status 1 when some stay."""
     with call_system(socket, "demote") as system:
-        moved = system.submit("demote", DemoteArgs(0, tier, cid), MovedResult).result()
+        moved = system.demote(0, tier, cid)
     tell(moved, tier, as_json)
 
 
 def evict(cid: CidArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
     """Give a context's frames back in every tier; its log stays, so what is wanted again is computed again."""
     with call_system(socket, "evict") as system:
-        moved = system.submit("evict", LookArgs(0, cid), MovedResult).result()
+        moved = system.evict(0, cid)
     tell(moved, "", as_json)
 
 
@@ -77,7 +77,7 @@ def pin(
 ) -> None:
     """Keep a context in hbm until `unpin` or for a time.  Bounded: a share of the pool, and a deadline."""
     with call_system(socket, "pin") as system:
-        system.submit("pin", PinArgs(0, duration_ms, cid), Empty).result()
+        system.pin(0, duration_ms, cid)
     if as_json:
         print_json({"pinned": cid})
 
@@ -85,6 +85,6 @@ def pin(
 def unpin(cid: CidArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
     """Let a pinned context leave hbm again."""
     with call_system(socket, "unpin") as system:
-        system.submit("unpin", LookArgs(0, cid), Empty).result()
+        system.unpin(0, cid)
     if as_json:
         print_json({"unpinned": cid})

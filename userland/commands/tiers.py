@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from attnix.syscalls.types import AttachTierArgs, AttachTierResult, DetachTierArgs, Empty
-
 from ..output import JsonOption, SocketOption, call_system, print_json, show
 from ..units import parse_size
 
@@ -25,8 +23,7 @@ def attach_tier(
     """Start the driver of a new tier while the system serves, and print the device's name."""
     size_bytes, given = bytes_of(size), settings_of(settings or [])
     with call_system(socket, "attach-tier") as system:
-        args = AttachTierArgs(kind, size_bytes, json.dumps(given))
-        attached = system.submit("attach_tier", args, AttachTierResult).result()
+        attached = system.attach_tier(kind, size_bytes, json.dumps(given))
     if as_json:
         print_json(attached)
     else:
@@ -40,7 +37,7 @@ def detach_tier(
 ) -> None:
     """Drain a tier (what only it holds moves elsewhere), then stop its driver."""
     with call_system(socket, "detach-tier") as system:
-        system.submit("detach_tier", DetachTierArgs(device), Empty).result()
+        system.detach_tier(device)
     if as_json:
         print_json({"detached": device})
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from attnix.syscalls.types import DecisionRow, ExplainArgs, ExplainResult
+from attnix.syscalls.types import DecisionRow
 
 from ..output import JsonOption, SocketOption, call_system, print_json, show
 
@@ -22,7 +22,7 @@ def explain(
     Without either, the latest of all that this uid may see.
     """
     with call_system(socket, "explain") as system:
-        found = system.submit("explain", ExplainArgs(0, cid, block), ExplainResult).result()
+        found = system.explain(0, cid, block)
     if as_json:
         print_json(found)
         return

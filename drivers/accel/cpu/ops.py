@@ -17,7 +17,7 @@ from ._cpu import ffi, lib
 F32 = npt.NDArray[np.float32]
 U16 = npt.NDArray[np.uint16]
 
-DTYPE_CODES = {"float32": 0, "bfloat16": 1}
+DTYPE_CODES = {"float32": 0, "bfloat16": 1, "int8": 2}
 
 
 class Isa(enum.IntEnum):

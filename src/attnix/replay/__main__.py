@@ -15,15 +15,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from attnix.kernel.tag import stored_bytes
 from attnix.traces import load
 
-from .engine import Frames, Replay, policy_names
+from .engine import Frames, Replay, has_tiers, policy_names
 from .metrics import Result
 from .profile import PROFILES, Profile
 from .report import document, plot, table
 from .workload import Workload, from_trace
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 def size_bytes(text: str) -> int:
@@ -39,30 +50,31 @@ def size_bytes(text: str) -> int:
     return size
 
 
-def frames_for(
-    workload: Workload, profile: Profile, capacity: str, hbm: str, dram: str, nvme: str
-) -> Frames:  # fmt: skip
-    """Capacities in frames: a share of the distinct blocks (`capacity`, hbm alone), or bytes, or the profile's.  ValueError."""
-    if capacity:
-        if hbm or dram or nvme:
-            raise ValueError("--capacity is one tier's, so it excludes --hbm, --dram and --nvme")
-        share = capacity.removesuffix("%")
-        try:
-            number = float(share)
-        except ValueError:
-            raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
-        if share != capacity:
-            if not workload.distinct_blocks:
-                raise ValueError("this trace has no blocks to take a share of: give --hbm")
-            number = workload.distinct_blocks * number / 100
-        if number < 1:
-            raise ValueError(f"--capacity {capacity} is less than one frame")
-        return Frames(round(number))
-    frame_bytes = profile.kv.frame_bytes(workload.block_tokens)
-    given = (
-        (hbm, profile.hbm_bytes), (dram, profile.dram_bytes if not hbm else 0), (nvme, profile.nvme_bytes if not hbm else 0),
-    )  # fmt: skip
-    frames = Frames(*((size_bytes(text) if text else default) // frame_bytes for text, default in given))
+def share_of(workload: Workload, capacity: str) -> Frames:
+    """hbm alone: `5%` of the distinct blocks, or a number of frames.  ValueError."""
+    share = capacity.removesuffix("%")
+    try:
+        number = float(share)
+    except ValueError:
+        raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
+    if share != capacity:
+        if not workload.distinct_blocks:
+            raise ValueError("this trace has no blocks to take a share of: give --hbm")
+        number = workload.distinct_blocks * number / 100
+    if number < 1:
+        raise ValueError(f"--capacity {capacity} is less than one frame")
+    return Frames(round(number))
+
+
+def frames_in(profile: Profile, block_tokens: int, hbm: str, dram: str, nvme: str) -> Frames:
+    """Sizes in bytes as frames; without a size of hbm, the profile's.  Slower tiers hold stored frames.  ValueError."""
+    frame_bytes = profile.kv.frame_bytes(block_tokens)
+    lower = not hbm and has_tiers()
+    frames = Frames(
+        (size_bytes(hbm) if hbm else profile.hbm_bytes) // frame_bytes,
+        (size_bytes(dram) if dram else profile.dram_bytes * lower) // stored_bytes(frame_bytes),
+        (size_bytes(nvme) if nvme else profile.nvme_bytes * lower) // stored_bytes(frame_bytes),
+    )
     if frames.hbm < 1:
         raise ValueError(f"hbm has no room for one frame of {frame_bytes:,} bytes")
     return frames
@@ -76,13 +88,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("trace", type=Path, help="a file of ../shared/traces/, .gz or not")
     parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
-    parser.add_argument("--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames")
+    parser.add_argument(
+        "--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames"
+    )
     parser.add_argument("--hbm", default="", help="bytes of KV, such as 48GiB; then the other tiers are 0 unless given")
     parser.add_argument("--dram", default="", help="bytes; 0: none")
     parser.add_argument("--nvme", default="", help="bytes; 0: none")
     parser.add_argument("--hints", action="store_true", help="tell the kernel when a tool will answer")
     parser.add_argument("--rate", type=float, default=1.0, help="arrivals this many times as fast as recorded")
-    parser.add_argument("--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions")
+    parser.add_argument(
+        "--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
     parser.add_argument("--exact", action="store_true", help="decode one token per pass (slow): see docs/replay.md")
@@ -91,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.rate <= 0 or args.concurrency <= 0 or args.requests < 0:
         parser.error("--rate and --concurrency are more than 0, --requests at least 0")
+    if args.capacity and (args.hbm or args.dram or args.nvme):
+        parser.error("--capacity is hbm's alone, so it excludes --hbm, --dram and --nvme")
     policies = args.policy.split(",")
     unknown = [name for name in policies if name not in policy_names()]
     if unknown:
@@ -106,7 +124,10 @@ def _run(args: argparse.Namespace, policies: list[str]) -> int:
     profile = PROFILES[args.profile]
     trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
     workload = from_trace(trace, rate=args.rate, limit=args.requests)
-    frames = frames_for(workload, profile, args.capacity, args.hbm, args.dram, args.nvme)
+    if args.capacity:
+        frames = share_of(workload, args.capacity)
+    else:
+        frames = frames_in(profile, workload.block_tokens, args.hbm, args.dram, args.nvme)
     results: list[Result] = []
     for policy in policies:
         began = perf_counter()

@@ -85,12 +85,11 @@ class TimedAccel:
         seqs = np.frombuffer(work.seqs, np.int32).reshape(-1, _FIELDS)
         slots, start, count = seqs[:, _SLOT], seqs[:, _START], seqs[:, _NTOKENS]
         end = start + count
-        samples = seqs[:, _FLAGS] & _SAMPLE
+        total = len(work.tokens) // 4
         prompt = self._prompt[slots]
-        total = int(count.sum())
         steps = 1
-        if total == len(seqs) and bool((end > prompt).all()):
-            firsts: tuple[int, ...] = ()
+        firsts: tuple[int, ...] = ()
+        if total == len(seqs) and (end > prompt).all():
             steps, spent = self._stride(slots, end, next_ns - now_ns)
             self.computed[slots] += steps
             self._unlogged[slots] += steps - 1
@@ -98,8 +97,9 @@ class TimedAccel:
         else:
             spent = self._k + self._mixed_ns(slots, start, count)
             self.computed[slots] += end - np.maximum(start, seqs[:, _WRITE_FROM])
-            sampling = slots[samples != 0]
-            firsts = tuple(slots[(samples != 0) & (end == prompt)].tolist())
+            at = np.flatnonzero(seqs[:, _FLAGS] & _SAMPLE)
+            sampling = slots[at]
+            firsts = tuple(sampling[end[at] == prompt[at]].tolist())
         left = self._left[sampling] - steps
         self._left[sampling] = left
         tokens = np.where(left > 0, self._emits[sampling], np.int32(STOP_TOKEN)).astype(np.int32)
@@ -117,11 +117,9 @@ class TimedAccel:
         return Pass(done, end_ns, firsts)
 
     def _mixed_ns(self, slots: Int32s, start: Int32s, count: Int32s) -> float:
-        n = count.astype(np.float64)
         c = start + self._unlogged[slots]
-        many = count > 1
-        prefill = float((n * (self._a + self._b * (c + n / 2)))[many].sum())
-        return prefill + self._r * float((c + 1)[~many].sum())
+        prefill = count * (self._a + self._b * (c + count / 2))
+        return float(np.where(count > 1, prefill, self._r * (c + 1)).sum())
 
     def _stride(self, slots: Int32s, end: Int32s, until_ns: int) -> tuple[int, float]:
         """(steps, ns) of a pass in which every sequence decodes.  Step i takes first + i * more."""

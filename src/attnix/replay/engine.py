@@ -9,6 +9,7 @@ random, so the same workload and settings give the same events at the same times
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple
@@ -33,10 +34,13 @@ from attnix.kernel.events import (
     Transfer,
     TransferDone,
 )
+from attnix.kernel.evict import registry
+from attnix.kernel.evict.protocol import KIND_TOOL
 from attnix.kernel.look import vmstat
 from attnix.kernel.params import ABI_VERSION
 from attnix.kernel.step import Kernel
-from attnix.kernel.sysctl import POLICIES
+from attnix.kernel.sysctl import POLICIES, Sysctl
+from attnix.kernel.tag import tag_bytes
 
 from .device import Pass, TimedAccel, TimedLink
 from .metrics import Result, quantiles
@@ -49,6 +53,8 @@ _SLOTS: Final = 4096  # contexts at once; who comes later waits for one
 _CONN: Final = 1
 _HBM: Final = 0
 _S: Final = 1e-9
+_TAG_NTOKENS: Final = 13  # int32 word of a packed tag (kernel/tag.py)
+_SYSCTLS: Final = frozenset(row.name for row in Sysctl().rows(""))
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,7 @@ class Frames:
         return self.hbm + self.dram + self.nvme
 
     def by_tier(self) -> dict[str, int]:
+        """Those that there are, fastest first."""
         return {t: n for t, n in (("hbm", self.hbm), ("dram", self.dram), ("nvme", self.nvme)) if n}
 
 
@@ -104,7 +111,12 @@ def note_turn(kernel: Kernel, context: Context, kind: int, due_ns: int) -> None:
 
 def policy_names() -> tuple[str, ...]:
     """What `Replay` takes as a policy."""
-    return tuple(sorted(POLICIES))
+    return registry.names() if "evict.dram" in _SYSCTLS else tuple(sorted(POLICIES))
+
+
+def has_tiers() -> bool:
+    """Whether this kernel manages more than hbm."""
+    return "evict.dram" in _SYSCTLS
 
 
 class Refused(Exception):
@@ -116,11 +128,18 @@ class Refused(Exception):
 
 
 class Replay:
-    """One workload through one kernel.  hints: the kernel is told when a session that waits for a tool will go on."""
+    """One workload through one kernel.
+
+    policy  of every tier
+    hints   the kernel is told when a session that waits for a tool will go on
+    exact   see device.py
+    check   fsck after every step, any problem is an AssertionError
+    sysctl  set at boot, besides
+    """
 
     def __init__(
         self, workload: Workload, profile: Profile, frames: Frames, policy: str, *, hints: bool = False, exact: bool = False,
-        check: bool = False,
+        check: bool = False, sysctl: Mapping[str, int | str] | None = None,
     ) -> None:  # fmt: skip
         self._workload = workload
         self._hints = hints
@@ -140,28 +159,56 @@ class Replay:
         self._answer_s: list[float] = []
         self._job_s: list[float] = []
         self._first_arrival_ns = -1
-        self.result = Result(policy, hit_tokens={"hbm": 0})
+        self._found_tokens = 0
+        tiers = frames.by_tier()
+        if len(tiers) > 1 and not has_tiers():
+            raise ValueError("this kernel has hbm only")
+        self._tiers = list(tiers)
+        self._loaded = dict.fromkeys(tiers, 0)  # tokens, by the tier that they came from
+        self.result = Result(policy, hit_tokens=dict.fromkeys(tiers, 0))
         size = workload.block_tokens
         slots = min(_SLOTS, len(workload.sessions) + 1)
         config = KernelConfig(
-            devices=(DeviceConfig("hbm0", "hbm", frames.hbm),), kv=profile.kv,
+            devices=tuple(DeviceConfig(f"{tier}0", tier, n) for tier, n in tiers.items()), kv=profile.kv,
             window_tokens=-(-(workload.longest_tokens + 1) // size) * size, vocab_tokens=VOCAB_TOKENS,
             identity=(("replay", profile.name),), block_tokens=size, max_contexts=slots, stop_tokens=(STOP_TOKEN,),
-            kv_dtype="bfloat16", sysctl={"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy},
+            kv_dtype="bfloat16",
+            sysctl={
+                "sched.step_tokens": _STEP_TOKENS,
+                **{name: policy for name in _SYSCTLS if name.startswith("evict.")},
+                **(sysctl or {}),
+            },
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
-        core = Core(bytes(range(16)), size, config.layout, [frames.hbm], rows)
+        core = Core(bytes(range(16)), size, config.layout, list(tiers.values()), rows)
         self.kernel = Kernel(config, core)
         self.accel = TimedAccel(profile, slots, exact=exact)
         self._frame_bytes = profile.kv.frame_bytes(size)
+        self._tag_words = tag_bytes(size) // 4
+        links = {
+            "hbm": {"read": profile.demote, "write": profile.promote},
+            "nvme": {"read": profile.nvme_read, "write": profile.nvme_write},
+        }
         self.links: dict[tuple[int, str], TimedLink] = {
-            (_HBM, "read"): TimedLink(profile.demote),
-            (_HBM, "write"): TimedLink(profile.promote),
+            (device, verb): TimedLink(link)
+            for device, tier in enumerate(tiers)
+            for verb, link in links.get(tier, {}).items()
         }
         self._gate_ns: dict[tuple[int, int], int] = {}
-        self._step(DriverUp(_HBM, 1, 1, "kept"))
+        for device in range(len(tiers)):
+            self._step(self._up(device))
         self._step(Connect(_CONN, 0, 0, 1))
         self._call("hello", calls.HelloArgs("replay", ABI_VERSION))
+
+    def _up(self, device: int) -> DriverUp:
+        """A device's driver, with what it has measured of itself: the profile's numbers."""
+        out, into = self.links.get((device, "read")), self.links.get((device, "write"))
+        if out is None or into is None:
+            return DriverUp(device, 1, 1 + device, "kept")
+        return DriverUp(
+            device, 1, 1 + device, "kept", "simulated", (), round(out.link.bytes_per_s), round(into.link.bytes_per_s),
+            out.link.latency_ns,
+        )  # fmt: skip
 
     # -- the clock ------------------------------------------------------------------------------------------------
 
@@ -240,9 +287,17 @@ class Replay:
         """Both ends of a link are named by the driver's device and the verb; sizes are those of bare KV."""
         moved_bytes = len(effect.pairs) // 8 * self._frame_bytes
         end_ns, took_ns = self.links[effect.device, effect.verb].start(moved_bytes, self.now_ns)
+        if effect.verb == "read" and effect.device != _HBM:
+            self._loaded[self._tiers[effect.device]] += self._tokens_of(effect)
+        elif effect.verb == "write" and effect.device == _HBM:
+            self._loaded["dram"] += self._tokens_of(effect)
         if effect.gate >= 0:
             self._gate_ns[effect.gate, effect.ticket] = end_ns
         self._at(end_ns, TransferDone(effect.device, effect.seq, (), moved_bytes, took_ns))
+
+    def _tokens_of(self, effect: Transfer) -> int:
+        tags = np.frombuffer(effect.tags, np.int32).reshape(-1, self._tag_words)
+        return int(tags[:, _TAG_NTOKENS].sum())
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -286,17 +341,19 @@ class Replay:
         self._answering[self._request] = live
         # The device ends the answer; each pass may stand for many tokens of it.
         self._step(
-            Syscall(_CONN, self._request, "generate", calls.GenerateArgs(live.handle, turn.output_tokens + 1, stream=False))
+            Syscall(
+                _CONN, self._request, "generate", calls.GenerateArgs(live.handle, turn.output_tokens + 1, stream=False)
+            )
         )
         return True
 
     def _found(self, live: Live, slot: int) -> None:
-        """Its first token is there: what was not computed for it was found."""
-        self.result.hit_tokens["hbm"] += max(0, live.turn.prompt_tokens - int(self.accel.computed[slot]))
+        """Its first token is there: what was not computed for it was found, where `_summary` tells."""
+        self._found_tokens += max(0, live.turn.prompt_tokens - int(self.accel.computed[slot]))
 
     def _answered(self, live: Live, reply: Reply) -> None:
         """The answer is complete.  Called in the middle of the kernel's effects, so what follows comes as an event."""
-        if reply.code or live.context is None:
+        if reply.code or live.context is None or reply.result[0] != "stop":  # type: ignore[index]
             raise RuntimeError(f"request {live.turn.number} failed: {reply}")
         turn = live.turn
         result = self.result
@@ -317,7 +374,8 @@ class Replay:
             pause_ns = turns[live.at].pause_ns
             live.pauses_ns += pause_ns
             if live.context is not None:
-                note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if self._hints else 0)
+                known = self._hints and kind == KIND_TOOL
+                note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if known else 0)
             self._at(self.now_ns + pause_ns, _Arrival(live))
             return
         self._job_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
@@ -345,13 +403,14 @@ class Replay:
         counters = vmstat(self.kernel.machine)
         result.recomputed_tokens = max(0, result.computed_tokens - result.first_tokens)
         result.preemptions = counters.get("preemptions", 0)
+        result.hit_tokens = self._by_tier()
         result.ttft_s = quantiles(self._ttft_s)
         result.answer_s = quantiles(self._answer_s)
         result.job_s = quantiles(self._job_s)
         result.moved_bytes = {
             f"{self.kernel.machine.devices[device].name}_{verb}": link.moved_bytes
             for (device, verb), link in self.links.items()
-            if device < len(self.kernel.machine.devices)
+            if len(self._tiers) > 1
         }
         result.busy = round(accel.busy_ns / makespan_ns, 6)
         result.makespan_s = round(makespan_ns * _S, 6)
@@ -367,3 +426,18 @@ class Replay:
             6,
         )  # fmt: skip
         return result
+
+    def _by_tier(self) -> dict[str, int]:
+        """Tokens found, by the tier that they were in: what was loaded out of a slower one was not in a faster one.
+
+        A block on its way from nvme through dram counts once, for nvme.  What was loaded for nobody (a prefetch in vain,
+        a preempted context's own blocks) counts too, so the slower tiers' shares are at most this.
+        """
+        found = dict.fromkeys(self._tiers, 0)
+        rest = self._found_tokens
+        for tier in reversed(self._tiers[1:]):
+            staged = sum(self._loaded[slower] for slower in self._tiers[self._tiers.index(tier) + 1 :])
+            found[tier] = min(rest, max(0, self._loaded[tier] - staged))
+            rest -= found[tier]
+        found[self._tiers[0]] = rest
+        return found

@@ -22,7 +22,13 @@ def _size(n: float) -> str:
 def _time(seconds: float) -> str:
     if seconds >= 99.5:
         return f"{seconds:,.0f} s"
-    return f"{seconds:.1f} s" if seconds >= 9.95 else f"{seconds:.2f} s" if seconds >= 0.995 else f"{1000 * seconds:.0f} ms"
+    return (
+        f"{seconds:.1f} s"
+        if seconds >= 9.95
+        else f"{seconds:.2f} s"
+        if seconds >= 0.995
+        else f"{1000 * seconds:.0f} ms"
+    )
 
 
 def _tokens(n: int) -> str:
@@ -72,7 +78,9 @@ def table(settings: Mapping[str, Any], results: Sequence[Result]) -> str:
     if first.refused:
         lines.append(f"{first.refused:,} requests are larger than hbm and were left out.")
     if any(r.busy > 0.98 for r in results):
-        lines.append("A device that is busy all the time has a queue that only grows: slow the arrivals down with --rate.")
+        lines.append(
+            "A device that is busy all the time has a queue that only grows: slow the arrivals down with --rate."
+        )
     return "\n".join(lines)
 
 
@@ -97,7 +105,9 @@ def plot(path: Path, settings: Mapping[str, Any], results: Sequence[Result]) -> 
         heights = [100 * r.hit_tokens[tier] / max(1, r.prompt_tokens) for r in results]
         hits.bar(names, heights, bottom=floor, label=tier)
         floor = [a + b for a, b in zip(floor, heights, strict=True)]
-    hits.scatter(names, [100 * r.bound_hit_ratio for r in results], marker="_", s=900, color="black", label="bound (MIN)")
+    hits.scatter(
+        names, [100 * r.bound_hit_ratio for r in results], marker="_", s=900, color="black", label="bound (MIN)"
+    )
     hits.set_ylabel("prompt tokens found, %")
     hits.legend()
     for name in ("p50", "p90", "p99"):

@@ -6,6 +6,8 @@ authors' advice where sequences share nothing), flash attention is as llama.cpp 
 
 from __future__ import annotations
 
+import ctypes
+import os
 import time
 from importlib import import_module
 from typing import Any
@@ -34,6 +36,7 @@ class Engine:
     def prefill(self, prompts: list[list[int]]) -> tuple[float, list[int]]:
         self._open(len(prompts), len(prompts[0]) + 256)
         self._firsts = [0] * len(prompts)
+        self._prompt = prompts[0]
         self._length = len(prompts[0])
         began = time.perf_counter()
         rows: list[tuple[int, int, int, bool]] = []
@@ -59,6 +62,39 @@ class Engine:
             for made, token in zip(tokens, now, strict=True):
                 made.append(token)
         return time.perf_counter() - began, tokens
+
+    def save(self, path: str) -> float:
+        """Write the state of the first prompt's sequence to a file, as the server's slot save does; seconds."""
+        tokens = (self._c.llama_token * self._length)(*self._prompt)
+        began = time.perf_counter()
+        written = self._c.llama_state_seq_save_file(self._context, path.encode(), 0, tokens, self._length)
+        seconds = time.perf_counter() - began
+        if not written:
+            raise RuntimeError(f"llama.cpp could not save to {path}")
+        return seconds
+
+    def resume(self, path: str, cold: bool) -> tuple[float, int]:
+        """Read such a file into an empty context, evaluate the last token again as the server does: (seconds, next token).
+
+        cold: its pages are dropped from the page cache first, as far as the system does that when asked.
+        """
+        memory = self._c.llama_get_memory(self._context)
+        self._c.llama_memory_clear(memory, True)
+        if cold:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        tokens, count = (self._c.llama_token * self._length)(), ctypes.c_size_t(0)
+        drawn = [0]
+        began = time.perf_counter()
+        read = self._c.llama_state_seq_load_file(
+            self._context, path.encode(), 0, tokens, self._length, ctypes.byref(count)
+        )
+        if not read or count.value != self._length:
+            raise RuntimeError(f"llama.cpp could not load {path}")
+        self._c.llama_memory_seq_rm(memory, 0, self._length - 1, -1)
+        self._decode([(tokens[self._length - 1], self._length - 1, 0, True)], drawn)
+        return time.perf_counter() - began, drawn[0]
 
     def close(self) -> None:
         if self._context:

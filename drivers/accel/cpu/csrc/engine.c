@@ -40,8 +40,9 @@ static int scratch_new(ax_engine *e, ax_scratch *s) {
     size_t depth = (size_t)ax_pad(e->s.head_dim, AX_PANEL);
     size_t row = (size_t)ax_pad(e->s.hidden > AX_MAX_HEAD ? e->s.hidden : AX_MAX_HEAD, 16);
     size_t floats[] = {rows * depth, AX_MAX_MR * AX_TILE, AX_MAX_MR * AX_TILE, AX_TILE * depth, AX_TILE * depth,
+                       AX_TILE * depth, /* K and V of a tile as bfloat16 */
                        rows * depth, rows * depth, row, rows, rows * 16, rows, rows, 16};
-    float **field[] = {&s->q, &s->scores, &s->p, &s->k_panels, &s->v_panels, &s->out, &s->total, &s->row, &s->m, &s->l,
+    float **field[] = {&s->q, &s->scores, &s->p, &s->k_panels, &s->v_panels, &s->widened, &s->out, &s->total, &s->row, &s->m, &s->l,
                        &s->total_m, &s->total_l, &s->alpha};
     size_t total = 0;
     for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) total += (floats[i] + 31) / 16 * 16;
@@ -65,6 +66,7 @@ ax_engine *ax_new(const ax_shape *shape, const float *inv_freq, int threads, int
     e->group = shape->heads / shape->kv_heads;
     e->qkv_columns = (shape->heads + 2 * shape->kv_heads) * shape->head_dim;
     e->paired[AX_BF16] = isa == AX_AVX512BF16;
+    e->kv_kind = shape->kv_dtype == AX_F32 ? AX_F32 : AX_BF16;
     size_t half = (size_t)shape->head_dim / 2, table = half * (size_t)shape->window * 4;
     int bad = 0;
     e->inv_freq = malloc(half * 4);
@@ -154,8 +156,11 @@ void ax_attach(ax_engine *e, void *arena, int capacity, int block_tokens, const 
     e->arena = arena;
     e->capacity = capacity;
     e->block_tokens = block_tokens;
-    e->plane_bytes = (size_t)e->s.kv_heads * (size_t)block_tokens * (size_t)e->s.head_dim * (e->s.kv_dtype == AX_BF16 ? 2 : 4);
-    e->frame_bytes = e->plane_bytes * 2 * (size_t)e->s.layers;
+    size_t rows = (size_t)e->s.kv_heads * (size_t)block_tokens; /* of a plane */
+    e->element_bytes = e->s.kv_dtype == AX_INT8 ? 1 : e->s.kv_dtype == AX_BF16 ? 2 : 4;
+    e->plane_bytes = rows * (size_t)e->s.head_dim * e->element_bytes;
+    e->layer_bytes = 2 * (e->plane_bytes + (e->s.kv_dtype == AX_INT8 ? rows * sizeof(float) : 0));
+    e->frame_bytes = e->layer_bytes * (size_t)e->s.layers;
     e->frame = frame;
     e->shift = shift;
     e->count = count;

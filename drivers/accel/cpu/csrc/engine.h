@@ -30,7 +30,7 @@ enum {
     AX_ALIGN = 64,
 };
 
-enum { AX_F32 = 0, AX_BF16 = 1 };                                             /* dtypes */
+enum { AX_F32 = 0, AX_BF16 = 1, AX_INT8 = 2 };                                /* dtypes; int8 of KV alone */
 enum { AX_PORTABLE = 0, AX_AVX2 = 1, AX_AVX512 = 2, AX_AVX512BF16 = 3 };      /* instruction sets */
 enum { AX_OUT_STORE = 0, AX_OUT_ADD = 1, AX_OUT_SILU = 2 };                   /* what a product does with its result */
 enum { AX_QKV = 0, AX_O = 1, AX_GATE_UP = 2, AX_DOWN = 3, AX_HEAD = 4, AX_EMBED = 5, AX_MATRICES = 6 };
@@ -91,7 +91,7 @@ typedef struct ax_pool ax_pool;
 typedef struct ax_engine ax_engine;
 
 typedef struct { /* per-thread memory of attention, carved out of one allocation */
-    float *q, *scores, *p, *k_panels, *v_panels, *out, *total, *row, *m, *l, *total_m, *total_l, *alpha;
+    float *q, *scores, *p, *k_panels, *v_panels, *widened, *out, *total, *row, *m, *l, *total_m, *total_l, *alpha;
 } ax_scratch;
 
 typedef struct { /* where a row's activations lie: row blocks of `mr` rows, [blocks][k][mr] */
@@ -110,6 +110,7 @@ typedef struct { /* the kernels of one instruction set */
     void (*silu_block)(const float *c, int dtype, const ax_rows *rows, int block, int column);
     void (*rope)(float *x, const float *cosine, const float *sine, int head_dim);
     void (*to_bf16)(const float *x, uint16_t *y, int n);
+    float (*to_int8)(const float *x, int8_t *y, int n);
     void (*attend)(ax_engine *e, int layer, const ax_task *task, const ax_task *follower, ax_scratch *s);
     void (*merge)(ax_engine *e, const ax_task *task, ax_scratch *s);
 } ax_kernels;
@@ -119,11 +120,14 @@ struct ax_engine {
     const ax_kernels *isa;
     int32_t group, qkv_columns; /* G; (heads + 2 kv_heads) * head_dim */
     int32_t paired[2];          /* A operands of this dtype are bfloat16 pairs (AVX-512-BF16) */
+    int32_t kv_kind;            /* the dtype that attention multiplies: int8 KV is widened to bfloat16, which is exact */
     ax_layer *layer;
     ax_matrix head, embed;
     float *norm_out;
     /* arena and rows, owned by the caller */
-    uint8_t *arena; int32_t capacity, block_tokens; size_t frame_bytes, plane_bytes; /* plane: [kv_heads, P, D] */
+    /* A frame is [layers] of K plane, V plane and, for int8, their scales [2, kv_heads, P] float32: value = int8 * scale of
+     * its head and token.  A plane is [kv_heads, P, D]. */
+    uint8_t *arena; int32_t capacity, block_tokens; size_t frame_bytes, layer_bytes, plane_bytes, element_bytes;
     const int32_t *frame, *shift; const int16_t *count; const uint32_t *generation;
     int32_t slots, row_entries;
     const _Atomic int64_t *gates; int32_t ngates; /* shared with the drivers that load frames (gates.c) */

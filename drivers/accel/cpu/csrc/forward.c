@@ -114,9 +114,11 @@ static void keys_row(ax_engine *e, int layer, int row) {
             e->isa->rms_norm(q + (size_t)h * (size_t)d, e->layer[layer].v[AX_NORM_Q], s->norm_eps, d, q + (size_t)h * (size_t)d);
     if (position < span->write_from) return;
     int entry = span_entry(span, position), home = position - span->shift[entry];
-    size_t element = s->kv_dtype == AX_BF16 ? 2 : 4, head_bytes = element * (size_t)e->block_tokens * (size_t)d;
-    uint8_t *to = e->arena + (size_t)span->frame[entry] * e->frame_bytes + (size_t)layer * 2 * e->plane_bytes +
-                  (size_t)(position - span->first[entry]) * element * (size_t)d;
+    size_t row_bytes = e->element_bytes * (size_t)d, head_bytes = row_bytes * (size_t)e->block_tokens;
+    size_t offset = (size_t)(position - span->first[entry]), rows = (size_t)s->kv_heads * (size_t)e->block_tokens;
+    uint8_t *to = e->arena + (size_t)span->frame[entry] * e->frame_bytes + (size_t)layer * e->layer_bytes;
+    float *scale = (float *)(to + 2 * e->plane_bytes) + offset; /* int8 only */
+    to += offset * row_bytes;
     float cosine[AX_MAX_HEAD / 2], sine[AX_MAX_HEAD / 2];
     const float *c = cosine, *sn = sine;
     if (home >= 0 && home < e->rope_ready) {
@@ -129,10 +131,13 @@ static void keys_row(ax_engine *e, int layer, int row) {
             sine[i] = (float)sin((double)angle);
         }
     }
-    for (int h = 0; h < s->kv_heads; h++, k += d, v += d, to += head_bytes) {
+    for (int h = 0; h < s->kv_heads; h++, k += d, v += d, to += head_bytes, scale += e->block_tokens) {
         if (s->qk_norm) e->isa->rms_norm(k, e->layer[layer].v[AX_NORM_K], s->norm_eps, d, k);
         e->isa->rope(k, c, sn, d);
-        if (s->kv_dtype == AX_BF16) {
+        if (s->kv_dtype == AX_INT8) {
+            scale[0] = e->isa->to_int8(k, (int8_t *)to, d);
+            scale[rows] = e->isa->to_int8(v, (int8_t *)(to + e->plane_bytes), d);
+        } else if (s->kv_dtype == AX_BF16) {
             e->isa->to_bf16(k, (uint16_t *)to, d);
             e->isa->to_bf16(v, (uint16_t *)(to + e->plane_bytes), d);
         } else {
@@ -182,9 +187,9 @@ static void end_then(ax_engine *e, int thread, int kind, int64_t *since, step_t 
 
 /* Copy `layers` layers, from `layer` on, of one pair of frames. */
 static void copy_layers(ax_engine *e, int copy, long layer, long layers) {
-    size_t at = (size_t)layer * e->plane_bytes * 2;
+    size_t at = (size_t)layer * e->layer_bytes;
     memmove(e->arena + (size_t)e->copies[2 * copy + 1] * e->frame_bytes + at,
-            e->arena + (size_t)e->copies[2 * copy] * e->frame_bytes + at, (size_t)layers * e->plane_bytes * 2);
+            e->arena + (size_t)e->copies[2 * copy] * e->frame_bytes + at, (size_t)layers * e->layer_bytes);
 }
 
 /* A layer may go on: its loads are there, then its part of the copies (whose sources may be among the loads). */

@@ -39,7 +39,7 @@ static void pack_queries(const ax_engine *e, const ax_task *task, const ax_span 
         for (int g = 0; g < e->group; g++) {
             memcpy(row, from + (size_t)(task->kv_head * e->group + g) * (size_t)head_dim, (size_t)head_dim * 4);
             rope(row, c, s, head_dim);
-            store_row_part(row, e->s.kv_dtype, q, t * e->group + g, 0, head_dim);
+            store_row_part(row, e->kv_kind, q, t * e->group + g, 0, head_dim);
         }
     }
 }
@@ -66,15 +66,18 @@ static void finish_row(ax_engine *e, const ax_task *task, int row, const float *
 }
 
 /* Softmax of one register block: scores [mr][AX_TILE] -> probabilities, the running maximum m and lane sums l, and
- * alpha, by which what was summed before must be scaled. */
-static void softmax_block(const ax_engine *e, const ax_task *task, const ax_span *span, int tile, int row, int rows,
-                          float scale, ax_scratch *s) {
+ * alpha, by which what was summed before must be scaled.  int8 KV: the scores get the scales of their keys, and the
+ * probabilities, after they have been summed, those of their values. */
+static void softmax_block(const ax_engine *e, const ax_task *task, const ax_span *span, int tile, const tile_t *t, int row,
+                          int rows, float scale, ax_scratch *s) {
     enum { STEPS = AX_TILE / AX_VL };
     float *m = s->m + row, shrink[16];
+    const int scaled = e->s.kv_dtype == AX_INT8;
     for (int i = 0; i < 16; i++) shrink[i] = 0;
     for (int r = 0; r < rows; r++) {
         float *score = s->scores + r * AX_TILE;
         int position = span->start + task->token + (row + r) / e->group;
+        for (int i = 0; scaled && i < AX_TILE; i += AX_VL) vstore(score + i, vload(score + i) * vload(t->k_scale + i));
         int high = position + 1 - tile, low = e->s.sliding_window > 0 ? position + 1 - e->s.sliding_window - tile : 0;
         if (high < AX_TILE || low > 0)
             for (int i = 0; i < AX_TILE; i++) score[i] = i < high && i >= low ? score[i] : -__builtin_inff();
@@ -96,8 +99,10 @@ static void softmax_block(const ax_engine *e, const ax_task *task, const ax_span
             sum += p[i];
         }
         vstore(l, sum);
+#pragma GCC unroll 16
+        for (int i = 0; scaled && i < STEPS; i++) p[i] *= vload(t->v_scale + i * AX_VL);
 #if AX_PAIRED
-        if (e->s.kv_dtype == AX_BF16) {
+        if (e->kv_kind == AX_BF16) {
 #pragma GCC unroll 2
             for (int i = 0; i < STEPS; i += 2) {
                 __m512bh both = _mm512_cvtne2ps_pbh((__m512)p[i + 1], (__m512)p[i]);
@@ -123,7 +128,7 @@ static void mixed_scores(const ax_engine *e, const ax_task *task, const ax_span 
         pack_queries(e, task, span, t->shift[done], q, s->row);
         const uint32_t *a = (const uint32_t *)q->data + (size_t)block * q->block_words;
         for (int p = 0; p < t->n; p += AX_PANEL)
-            scores_table[e->s.kv_dtype][q->mr](words, a, (uint32_t *)s->k_panels + (size_t)(p / AX_PANEL) * (size_t)words * AX_PANEL, s->scores + p);
+            scores_table[e->kv_kind][q->mr](words, a, (uint32_t *)s->k_panels + (size_t)(p / AX_PANEL) * (size_t)words * AX_PANEL, s->scores + p);
         for (int r = 0; r < q->mr; r++)
             memcpy(keep + r * AX_TILE + done, s->scores + r * AX_TILE + done, (size_t)(end - done) * 4);
         done = end;
@@ -189,7 +194,7 @@ static void score_block(const ax_engine *e, const ax_task *task, const ax_span *
     }
     const uint32_t *a = (const uint32_t *)q->data + (size_t)block * q->block_words, *k = (const uint32_t *)s->k_panels;
     for (int p = 0; p < t->n; p += AX_PANEL, k += (size_t)words * AX_PANEL)
-        scores_table[e->s.kv_dtype][q->mr](words, a, k, s->scores + p);
+        scores_table[e->kv_kind][q->mr](words, a, k, s->scores + p);
 }
 
 AX_INLINE int is_thin(int kind, int rows, int words) {
@@ -206,7 +211,7 @@ AX_INLINE void thin_tile(const ax_engine *e, const ax_task *task, const ax_span 
                          const tile_t *next, const ax_rows *q, int depth, int words, float scale, ax_scratch *s) {
 #if AX_PAIRED
     thin_scores_table[q->mr](t, next, words, q->data, s->scores);
-    softmax_block(e, task, span, at, 0, q->mr, scale, s);
+    softmax_block(e, task, span, at, t, 0, q->mr, scale, s);
     thin_values_table[q->mr](t, next, e, (const uint32_t *)s->p, s->out, depth, s->alpha);
 #else
     (void)e, (void)task, (void)span, (void)at, (void)t, (void)next, (void)q, (void)depth, (void)words, (void)scale, (void)s;
@@ -216,7 +221,7 @@ AX_INLINE void thin_tile(const ax_engine *e, const ax_task *task, const ax_span 
 /* Do one task.  `follower` is the task this thread does next (or NULL): its first tile is fetched during our last. */
 static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *follower, ax_scratch *s) {
     const ax_span *span = &e->spans[task->span];
-    int kind = e->s.kv_dtype, head_dim = e->s.head_dim, depth = ax_pad(head_dim, AX_PANEL);
+    int kind = e->kv_kind, head_dim = e->s.head_dim, depth = ax_pad(head_dim, AX_PANEL);
     int rows = task->tokens * e->group, words = kind == AX_BF16 ? head_dim / 2 : head_dim;
     int per_panel = kind == AX_BF16 ? AX_TILE / 2 : AX_TILE;
     float scale = 1.4426950408889634f / __builtin_sqrtf((float)head_dim); /* softmax in base 2 */
@@ -231,10 +236,10 @@ static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *
     open_split(padded, depth, s);
     int entry = tile_at(e, task, layer, begin, find_entry(span, begin), &tiles[0]);
     for (int at = begin; at < end; at += AX_TILE, now ^= 1) {
-        const tile_t *t = &tiles[now];
-        tile_t *next = &tiles[now ^ 1];
+        tile_t *t = &tiles[now], *next = &tiles[now ^ 1];
         if (at + AX_TILE < end || follower == NULL) entry = tile_at(e, task, layer, at + AX_TILE, entry, next);
         else tile_at(e, follower, layer, first_tile(e, follower), 0, next);
+        if (e->s.kv_dtype == AX_INT8) widen_tile(t, head_dim, (uint16_t *)s->widened);
         int thin = is_thin(kind, rows, words) && !t->mixed;
         if (!thin) {
             pack_keys(t, next, words, (uint32_t *)s->k_panels);
@@ -247,7 +252,7 @@ static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *
         if (thin) thin_tile(e, task, span, at, t, next, &q, depth, words, scale, s);
         for (int block = 0; !thin && block * q.mr < rows; block++) {
             score_block(e, task, span, t, &q, block, words, s);
-            softmax_block(e, task, span, at, block * q.mr, q.mr, scale, s);
+            softmax_block(e, task, span, at, t, block * q.mr, q.mr, scale, s);
             const uint32_t *v = (const uint32_t *)s->v_panels;
             float *out = s->out + (size_t)(block * q.mr) * (size_t)depth;
             for (int d = 0; d < depth; d += AX_PANEL, v += (size_t)per_panel * AX_PANEL)

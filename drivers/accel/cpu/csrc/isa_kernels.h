@@ -136,6 +136,25 @@ static void to_bf16(const float *x, uint16_t *y, int n) {
     for (; i < n; i++) y[i] = ax_to_bf16(x[i]);
 }
 
+/* x[0..n) as int8 times one scale, which is returned: symmetric, so that the largest magnitude becomes 127 and zero stays
+ * zero.  |x - y * scale| <= scale / 2, but for the roundings of a float32.  All of x below 1e-30 is taken for zeros. A value
+ * that is not finite makes the scale NaN: the pass fails then, as with other dtypes, instead of going on with a wrong one. */
+static float to_int8(const float *x, int8_t *y, int n) {
+    const float magic = 12582912.0f; /* 1.5 * 2^23: the addition rounds to an integer, half to even */
+    float peak = 0, poison = 0;
+    for (int i = 0; i < n; i++) {
+        float a = __builtin_fabsf(x[i]);
+        peak = a > peak ? a : peak;
+        poison += a * 0.0f;
+    }
+    float factor = peak < 1e-30f || poison != 0 ? 0 : 127.0f / peak;
+    for (int i = 0; i < n; i++) {
+        union { float f; int32_t i; } rounded = {.f = x[i] * factor + magic};
+        y[i] = (int8_t)(rounded.i - 0x4b400000);
+    }
+    return poison != 0 ? __builtin_nanf("") : factor == 0 ? 0 : peak / 127.0f;
+}
+
 /* Put x[0..n) into columns [column, column + n) of one row of an A operand; n and column are even. */
 static void store_row_part(const float *x, int dtype, const ax_rows *rows, int row, int column, int n) {
     uint32_t *block = (uint32_t *)rows->data + (size_t)(row / rows->mr) * rows->block_words + row % rows->mr;
@@ -191,6 +210,6 @@ static void rope(float *x, const float *cosine, const float *sine, int head_dim)
 const ax_kernels AX_NAME(ax_kernels) = {
     .max_mr = MAX_MR,
     .product = {AX_EACH_MR(product_f32_), AX_EACH_MR(product_bf16_)},
-    .rms_norm = rms_norm, .store_row = store_row, .silu_block = silu_block, .rope = rope, .to_bf16 = to_bf16,
+    .rms_norm = rms_norm, .store_row = store_row, .silu_block = silu_block, .rope = rope, .to_bf16 = to_bf16, .to_int8 = to_int8,
     .attend = attend, .merge = merge,
 };

@@ -2,7 +2,12 @@
  * Part of isa_attention.h, for one instruction set. */
 
 enum { NO_SHIFT = INT32_MIN };
-typedef struct { const uint8_t *key[AX_TILE]; int32_t shift[AX_TILE]; int n, mixed; } tile_t;
+typedef struct {
+    const uint8_t *key[AX_TILE]; /* a position's row of K; its row of V lies `value` bytes further on */
+    size_t value, row_bytes;
+    int32_t shift[AX_TILE]; int n, mixed;
+    float k_scale[AX_TILE], v_scale[AX_TILE]; /* of int8 KV; 0 past n */
+} tile_t;
 
 static const uint8_t zero_row[AX_MAX_HEAD * 4] __attribute__((aligned(64)));
 
@@ -13,23 +18,51 @@ AX_INLINE int block_rows(int rows) { /* rows of a register block, spread evenly 
 
 /* The row pointers of positions [at, at + n): `entry` is any entry at or before the one that holds `at`. */
 static int gather_tile(const ax_engine *e, const ax_span *span, int layer, int kv_head, int at, int n, int entry, tile_t *t) {
-    size_t element = e->s.kv_dtype == AX_BF16 ? 2 : 4, row_bytes = element * (size_t)e->s.head_dim;
-    size_t inside = (size_t)layer * 2 * e->plane_bytes + (size_t)kv_head * (size_t)e->block_tokens * row_bytes;
+    size_t row_bytes = e->element_bytes * (size_t)e->s.head_dim, head_row = (size_t)kv_head * (size_t)e->block_tokens;
+    size_t rows = (size_t)e->s.kv_heads * (size_t)e->block_tokens;
     t->n = n;
     t->mixed = 0;
+    t->value = e->plane_bytes;
+    t->row_bytes = row_bytes;
     int i = 0;
     while (i < n) {
         while (span->first[entry + 1] <= at + i) entry++;
         int offset = at + i - span->first[entry], here = span->first[entry + 1] - at - i;
-        const uint8_t *key = e->arena + (size_t)span->frame[entry] * e->frame_bytes + inside + (size_t)offset * row_bytes;
+        const uint8_t *frame = e->arena + (size_t)span->frame[entry] * e->frame_bytes + (size_t)layer * e->layer_bytes;
+        const uint8_t *key = frame + (head_row + (size_t)offset) * row_bytes;
         int32_t shift = span->shift[entry];
         if (i > 0 && shift != t->shift[0]) t->mixed = 1;
+        if (e->s.kv_dtype == AX_INT8) {
+            const float *scale = (const float *)(frame + 2 * e->plane_bytes) + head_row + offset;
+            size_t some = (size_t)(here < n - i ? here : n - i) * sizeof *scale;
+            memcpy(t->k_scale + i, scale, some);
+            memcpy(t->v_scale + i, scale + rows, some);
+        }
         for (int j = 0; j < here && i < n; j++, i++, key += row_bytes) {
             t->key[i] = key;
             t->shift[i] = shift;
         }
     }
+    for (; e->s.kv_dtype == AX_INT8 && i < AX_TILE; i++) t->k_scale[i] = t->v_scale[i] = 0;
     return entry;
+}
+
+/* Make a tile of int8 rows one of bfloat16 rows in `to` [2][AX_TILE][D]: the integers as they are, which bfloat16 holds
+ * exactly.  The scales are for the scores and the probabilities, where they cost one multiplication a position. */
+static void widen_tile(tile_t *t, int head_dim, uint16_t *to) {
+    size_t value = (size_t)AX_TILE * (size_t)head_dim;
+    for (int i = 0; i < t->n; i++) {
+        const int8_t *row[2] = {(const int8_t *)t->key[i], (const int8_t *)(t->key[i] + t->value)};
+        uint16_t *wide = to + (size_t)i * (size_t)head_dim;
+        for (int plane = 0; plane < 2; plane++)
+            for (int d = 0; d < head_dim; d++) {
+                union { float f; uint32_t u; } v = {.f = (float)row[plane][d]};
+                wide[(size_t)plane * value + (size_t)d] = (uint16_t)(v.u >> 16);
+            }
+        t->key[i] = (const uint8_t *)wide;
+    }
+    t->value = value * sizeof *to;
+    t->row_bytes = (size_t)head_dim * sizeof *to;
 }
 
 static int find_entry(const ax_span *span, int position) { /* the last entry that starts at or before it */
@@ -73,9 +106,9 @@ AX_INLINE pairing_t pairing(void) {
 
 /* Ask for `rows` rows of the tile that comes next.  Frames lie anywhere, so the hardware cannot foresee them; asked for a
  * tile ahead, their latency hides behind this tile's arithmetic. */
-AX_INLINE void fetch_rows(const tile_t *next, int from, int rows, size_t offset, size_t row_bytes) {
+AX_INLINE void fetch_rows(const tile_t *next, int from, int rows, size_t offset) {
     for (int i = from; i < from + rows && i < next->n; i++)
-        for (size_t b = 0; b < row_bytes; b += 64) __builtin_prefetch(next->key[i] + offset + b, 0, 2);
+        for (size_t b = 0; b < next->row_bytes; b += 64) __builtin_prefetch(next->key[i] + offset + b, 0, 2);
 }
 
 /* K of a tile -> [AX_TILE / 32][words][32]: a word is a float32, or a pair of bfloat16 along D. */
@@ -83,7 +116,7 @@ static void pack_keys(const tile_t *t, const tile_t *next, int words, uint32_t *
     const uint8_t *row[AX_TILE];
     for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] : zero_row;
     for (int p = 0; p < t->n; p += AX_PANEL) {
-        fetch_rows(next, p, AX_PANEL, 0, (size_t)words * 4);
+        fetch_rows(next, p, AX_PANEL, 0);
         uint32_t *panel = out + (size_t)(p / AX_PANEL) * (size_t)words * AX_PANEL;
         int w = 0;
 #if AX_VL == 16
@@ -102,15 +135,15 @@ static void pack_keys(const tile_t *t, const tile_t *next, int words, uint32_t *
 
 /* V of a tile -> [D padded / 32][positions][32] float32, or [..][positions / 2][32] words that pair two positions. */
 static void pack_values(const tile_t *t, const tile_t *next, const ax_engine *e, uint32_t *out) {
-    int head_dim = e->s.head_dim, depth = e->s.kv_dtype == AX_BF16 ? AX_TILE / 2 : AX_TILE;
+    int head_dim = e->s.head_dim, depth = e->kv_kind == AX_BF16 ? AX_TILE / 2 : AX_TILE;
     const uint8_t *row[AX_TILE];
-    for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] + e->plane_bytes : zero_row;
-    fetch_rows(next, 0, AX_TILE, e->plane_bytes, (size_t)head_dim * (e->s.kv_dtype == AX_BF16 ? 2 : 4));
-    int used = e->s.kv_dtype == AX_BF16 ? (t->n + 1) / 2 : t->n;
+    for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] + t->value : zero_row;
+    fetch_rows(next, 0, AX_TILE, next->value);
+    int used = e->kv_kind == AX_BF16 ? (t->n + 1) / 2 : t->n;
     for (int d = 0; d < head_dim; d += AX_PANEL) {
         uint32_t *panel = out + (size_t)(d / AX_PANEL) * (size_t)depth * AX_PANEL;
         int n = head_dim - d < AX_PANEL ? head_dim - d : AX_PANEL;
-        if (e->s.kv_dtype == AX_F32) {
+        if (e->kv_kind == AX_F32) {
             for (int i = 0; i < used; i++) memcpy(panel + (size_t)i * AX_PANEL, row[i] + (size_t)d * 4, (size_t)n * 4);
             continue;
         }
@@ -142,7 +175,7 @@ AX_INLINE void thin_scores(const int mr, const tile_t *t, const tile_t *next, in
     for (int p = 0; p < t->n; p += 16) {
         const uint8_t *row[16];
         for (int i = 0; i < 16; i++) row[i] = p + i < t->n ? t->key[p + i] : zero_row;
-        fetch_rows(next, p, 16, 0, (size_t)words * 4);
+        fetch_rows(next, p, 16, 0);
         __m512 sum[THIN_ROWS];
 #pragma GCC unroll 8
         for (int m = 0; m < mr; m++) sum[m] = _mm512_setzero_ps();
@@ -163,7 +196,7 @@ AX_INLINE void thin_scores(const int mr, const tile_t *t, const tile_t *next, in
 AX_INLINE void thin_values(const int mr, const tile_t *t, const tile_t *next, const ax_engine *e, const uint32_t *p,
                            float *out, long step, const float *alpha) {
     const pairing_t pair = pairing();
-    const size_t plane = e->plane_bytes;
+    const size_t plane = t->value;
     for (int d = 0; d < e->s.head_dim; d += AX_PANEL) {
         int n = e->s.head_dim - d < AX_PANEL ? e->s.head_dim - d : AX_PANEL;
         __mmask32 lanes = n == 32 ? 0xffffffffu : (1u << n) - 1u;
@@ -178,7 +211,7 @@ AX_INLINE void thin_values(const int mr, const tile_t *t, const tile_t *next, co
             __m512i b = _mm512_maskz_loadu_epi16(lanes, second + (size_t)d * 2);
             __m512bh low = (__m512bh)_mm512_permutex2var_epi16(a, pair.low, b);
             __m512bh high = (__m512bh)_mm512_permutex2var_epi16(a, pair.high, b);
-            if (d == 0) fetch_rows(next, i, 2, plane, (size_t)e->s.head_dim * 2);
+            if (d == 0) fetch_rows(next, i, 2, next->value);
 #pragma GCC unroll 8
             for (int m = 0; m < mr; m++) {
                 __m512bh x = (__m512bh)_mm512_set1_epi32((int)p[m * (AX_TILE / 2) + i / 2]);

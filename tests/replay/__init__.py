@@ -1,0 +1,1 @@
+"""Replay: the kernel under a simulated clock."""
