@@ -22,10 +22,13 @@ class Usage(NamedTuple):
     """What a generation, a process or a context has cost so far, in tokens unless the name says otherwise."""
 
     computed_tokens: int = 0  # passed through the model (prompt and generated)
-    hit_tokens: int = 0  # prompt tokens found in hbm instead of computed
+    hit_tokens: int = 0  # tokens found in some tier instead of computed
     recomputed_tokens: int = 0  # computed again after a preemption or a lost device
     generated_tokens: int = 0  # sampled
     preemptions: int = 0  # times the context lost its frames to another
+    dram_tokens: int = 0  # of the hits, those loaded from dram ...
+    nvme_tokens: int = 0
+    remote_tokens: int = 0
 
 
 # -- session and process ------------------------------------------------------------------------------------------

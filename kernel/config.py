@@ -10,16 +10,19 @@ from .params import BLOCK_TOKENS, MAX_CONTEXTS
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """One compute device and its hbm frames."""
+    """One compute device and its hbm frames, or one tier."""
 
     name: str  # hbm0
-    tier: str  # hbm
+    tier: str  # hbm | dram | nvme | remote | sim
     capacity_frames: int
 
 
 @dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """identity is everything that decides what KV a token gets, as (tag, value): part of every block key."""
+    """devices: compute devices (tier hbm) first, then the tiers, fastest first.
+
+    identity is everything that decides what KV a token gets, as (tag, value): part of every block key.
+    """
 
     devices: tuple[DeviceConfig, ...]
     kv: KvShape

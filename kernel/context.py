@@ -17,6 +17,7 @@ from .ids import Cid, Slot
 from .params import NICE_JOBS
 
 if TYPE_CHECKING:
+    from .movers import Move
     from .names import Kept
     from .process import Process
 
@@ -51,8 +52,8 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "handle", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
-        "parked", "preemptions", "process", "queued", "slot", "unparking",
+        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
+        "parked", "pinned_until_ns", "preemptions", "process", "queued", "slot", "tier_hits", "told_blocks", "turns", "unparking",
     )  # fmt: skip
 
     def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid) -> None:
@@ -75,6 +76,12 @@ class Context:
             0,
         )  # (conn, request) of the generation that ended last, as long as nothing came after it
         self.last_start = 0  # log length when that generation began
+        self.gates: list[Move] = []  # loads of it that report their progress
+        self.gated = False  # it has computed on top of them: until they have landed it runs behind their gates only
+        self.pinned_until_ns = 0  # 0: not pinned
+        self.tier_hits: dict[str, int] = {}  # tokens loaded, by tier
+        self.turns = 0  # generations that ended
+        self.told_blocks = 0  # first blocks of its log that its device's eviction policy has heard of
         self.mark = Usage()  # usage when the last generation ended
         self.kept: Kept | None = None  # it outlives its connection (names.py)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Sequence
 from typing import Any, Final
 
 from ._core import ffi, lib
@@ -23,7 +24,7 @@ from .records import OK, PREFILL, Admit, Advance, Commit, Counters, Plan, SlotRo
 _ROOT_BYTES: Final = 16
 _COUNTERS: Final = len(Counters._fields)
 _ROW_FIELDS: Final = len(SlotRow._fields)
-_NUMBERS: Final = 12  # int32 fields of CoreOut from `status` to `nlist`
+_NUMBERS: Final = 13  # int32 fields of CoreOut from `status` to `nlist`
 
 _new = tuple.__new__
 _unpack = ffi.unpack
@@ -47,9 +48,15 @@ class Core:
         self, secret: bytes, block_tokens: int, layout: RowLayout, capacities: list[int], rows: list[memoryview],
         hash_bits: int = 128,
     ) -> None:  # fmt: skip
-        if len(secret) != 16 or not 1 <= len(capacities) <= MAX_DEVICES or len(rows) != len(capacities):
-            raise ValueError("core: 16-byte secret and 1..8 devices with one row buffer each")
-        if not 1 <= block_tokens <= 32767 or not 0 <= hash_bits <= 128 or min(capacities) < 1 or min(layout) < 1:
+        if len(secret) != 16 or not 1 <= len(rows) <= len(capacities) <= MAX_DEVICES:
+            raise ValueError("core: 16-byte secret and 1..8 devices, the compute devices first with one row buffer each")
+        if (
+            not 1 <= block_tokens <= 32767
+            or not 0 <= hash_bits <= 128
+            or min(capacities[: len(rows)]) < 1
+            or min(capacities) < 0
+            or min(layout) < 1
+        ):
             raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
         if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
             raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
@@ -57,7 +64,9 @@ class Core:
             raise ValueError("core: at most 2^30 frames, 2^28 tokens in a row and 2^24 slots")
         self.block_tokens = block_tokens
         self.layout = layout
-        core = lib.core_new(secret, block_tokens, layout.slots, layout.entries, len(capacities), capacities, hash_bits)
+        core = lib.core_new(
+            secret, block_tokens, layout.slots, layout.entries, len(capacities), len(rows), capacities, hash_bits
+        )
         if core == ffi.NULL:
             raise MemoryError(f"core: no memory for {sum(capacities)} frames")
         self._c: Any = ffi.gc(core, lib.core_free)
@@ -68,9 +77,20 @@ class Core:
             at = [base + o for o in (layout.frame_offset, layout.shift_offset, layout.count_offset)]
             lib.core_attach_rows(self._c, device, *at, base + layout.generation_offset)
         self._out: Any = lib.core_out(self._c)
+        self.compute_devices = len(rows)
+        self._devices = len(capacities)
         self._numbers: Any = ffi.addressof(self._out, "status")
         self._position: Any = ffi.addressof(self._out, "computed")
         self._row: Any = ffi.new("int64_t[]", max(_ROW_FIELDS, _COUNTERS))
+
+    @property
+    def now_ns(self) -> int:
+        now: int = self._out.now_ns
+        return now
+
+    @now_ns.setter
+    def now_ns(self, now_ns: int) -> None:
+        self._out.now_ns = now_ns
 
     def _error(self, code: int) -> Exception:
         message = ffi.string(lib.core_message(self._c)).decode()
@@ -131,11 +151,19 @@ class Core:
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
-    def admit(self, s: int, reserve_frames: int) -> Admit:
-        code = _admit(self._c, s, reserve_frames)
+    def admit(
+        self, s: int, reserve_frames: int, sources: int = 0, first_load: int = 0, partial_tokens: int = 0
+    ) -> Admit:
+        code = _admit(self._c, s, reserve_frames, sources, first_load, partial_tokens)
         if code < 0:
             raise self._error(code)
-        return _new(Admit, _unpack(self._numbers, 4))
+        return _new(Admit, _unpack(self._numbers, 5))
+
+    def loads(self) -> list[int]:
+        return self._list(lib.core_loads(self._c))
+
+    def hit_blocks(self) -> list[int]:
+        return self._list(lib.core_hit_blocks(self._c))
 
     def oldest(self, device: int, want: int) -> list[int]:
         count = self._checked(_oldest(self._c, device, want))
@@ -146,11 +174,7 @@ class Core:
         return numbers.tolist()
 
     def evict(self, device: int, blocks: list[int]) -> int:
-        try:
-            numbers = struct.pack(f"{len(blocks)}i", *blocks)
-        except struct.error as error:
-            raise ValueError(f"core: evict names a block that does not exist: {error}") from None
-        return self._checked(_evict(self._c, device, ffi.from_buffer("int32_t[]", numbers), len(blocks)))
+        return self._checked(_evict(self._c, device, *_ints(blocks)))
 
     # -- generations ----------------------------------------------------------------------------------------------
 
@@ -189,7 +213,7 @@ class Core:
         code = _plan(self._c, device, max_sequences, prefill, count)
         if code < 0:
             raise self._error(code)
-        status, shortage, _, _, sequences, histories, samples, ntokens, ncopies, _, _, _ = _unpack(
+        status, shortage, _, _, _, sequences, histories, samples, ntokens, ncopies, _, _, _ = _unpack(
             self._numbers, _NUMBERS
         )
         if status != OK:
@@ -278,17 +302,17 @@ class Core:
         types = ("uint8_t[]", "int32_t[]", "int32_t[]", "int32_t[]", "uint64_t[]", "int32_t[]")
         arrays = [ffi.new(t, n) for t in types]
         lib.core_frame_table(self._c, device, *arrays)
-        state, refs, wired, block, stamp, children = (bytes(_buffer(a)) for a in arrays)
-        return state, refs, wired, block, stamp, children
+        state, refs, wired, block, stamp, filler = (bytes(_buffer(a)) for a in arrays)
+        return state, refs, wired, block, stamp, filler
 
-    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
         n = lib.core_blocks(self._c)
-        types = ("int32_t[]",) * 4 + ("uint8_t[]",) * 2 + ("int32_t[]",)
-        sizes = (n, n, n, n, n, 16 * n, n * len(self._rows))
+        types = ("int32_t[]",) * 4 + ("uint8_t[]",) * 2 + ("int32_t[]",) * 3
+        sizes = (n, n, n, n, n, 16 * n, n * self._devices, n * self._devices, 2 * n)
         arrays = [ffi.new(t, size) for t, size in zip(types, sizes, strict=True)]
         lib.core_block_table(self._c, *arrays)
-        parent, domain, depth, hits, indexed, keys, copies = (bytes(_buffer(a)) for a in arrays)
-        return parent, domain, depth, hits, indexed, keys, copies
+        parent, domain, depth, hits, indexed, keys, copies, children, family = (bytes(_buffer(a)) for a in arrays)
+        return parent, domain, depth, hits, indexed, keys, copies, children, family
 
     def block_tokens_of(self, b: int) -> bytes:
         tokens = ffi.new("int32_t[]", self.block_tokens)
@@ -311,6 +335,116 @@ class Core:
 
     def slot_device(self, s: int) -> int:
         return self._checked(lib.core_slot_device(self._c, s))
+
+    # -- tiers ----------------------------------------------------------------------------------------------------
+
+    def set_capacity(self, device: int, frames: int) -> None:
+        self._checked(lib.core_set_capacity(self._c, device, frames))
+        self._devices = max(self._devices, device + 1)
+
+    def begin_copy(self, source: int, target: int, blocks: Sequence[int]) -> list[int]:
+        return self._list(lib.core_begin_copy(self._c, source, target, *_ints(blocks)))
+
+    def save_tail(self, s: int, target: int) -> list[int]:
+        return self._list(lib.core_save_tail(self._c, s, target))
+
+    def skip_loading(self, s: int) -> None:
+        self._checked(lib.core_skip_loading(self._c, s))
+
+    def wire(self, device: int, frames: Sequence[int]) -> None:
+        self._checked(lib.core_wire(self._c, device, *_ints(frames)))
+
+    def unwire(self, device: int, frames: Sequence[int]) -> None:
+        self._checked(lib.core_unwire(self._c, device, *_ints(frames)))
+
+    def landed(self, device: int, frames: Sequence[int], good: bytes) -> None:
+        if len(good) != len(frames):
+            raise ValueError(f"core: {len(good)} verdicts for {len(frames)} frames")
+        self._checked(lib.core_landed(self._c, device, *_ints(frames), good))
+
+    def forget_copies(self, device: int, blocks: Sequence[int]) -> int:
+        return self._checked(lib.core_forget_copies(self._c, device, *_ints(blocks)))
+
+    def forget_tail(self, s: int) -> None:
+        self._checked(lib.core_forget_tail(self._c, s))
+
+    def touch(self, device: int, blocks: Sequence[int]) -> None:
+        self._checked(lib.core_touch(self._c, device, *_ints(blocks)))
+
+    def claim(self, device: int, frames: Sequence[int]) -> None:
+        self._checked(lib.core_claim(self._c, device, *_ints(frames)))
+
+    def unclaim(self, device: int, f: int) -> None:
+        self._checked(lib.core_unclaim(self._c, device, f))
+
+    def adopt(self, device: int, f: int, domain: int, root: bytes, parent: int, tokens: bytes) -> int:
+        return self._checked(
+            lib.core_adopt(self._c, device, f, domain, root, parent, tokens, _count_tokens(tokens))
+        )  # fmt: skip
+
+    def residency(self, s: int) -> bytes:
+        return self._bytes(lib.core_residency(self._c, s))
+
+    def loading(self, s: int) -> int:
+        return self._checked(lib.core_loading(self._c, s))
+
+    def row_blocks(self, s: int) -> list[int]:
+        return self._list(lib.core_row_blocks(self._c, s))
+
+    def log_blocks(self, s: int) -> list[int]:
+        return self._list(lib.core_log_blocks(self._c, s))
+
+    def tail_of(self, s: int) -> tuple[int, int]:
+        block, end = self._list(lib.core_tail_of(self._c, s))
+        return block, end
+
+    def copied(self, blocks: Sequence[int], devices: int) -> bytes:
+        return self._bytes(lib.core_copied(self._c, *_ints(blocks), devices))
+
+    def copies_of(self, b: int) -> list[int]:
+        return self._list(lib.core_copies_of(self._c, b))
+
+    def describe(self, blocks: Sequence[int]) -> bytes:
+        return self._bytes(lib.core_describe(self._c, *_ints(blocks)))
+
+    def facts(self, blocks: Sequence[int]) -> bytes:
+        return self._bytes(lib.core_facts(self._c, *_ints(blocks)))
+
+    def note(self, s: int, kind: int, turn: int, due_ns: int) -> None:
+        self._checked(lib.core_note(self._c, s, kind, turn, due_ns))
+
+    def prioritise(self, s: int, start: int, end: int, priority: int) -> int:
+        return self._checked(lib.core_prioritise(self._c, s, start, end, priority))
+
+    def sample(self, device: int, want: int, seed: int) -> list[int]:
+        return self._list(lib.core_sample(self._c, device, want, seed & 0xFFFFFFFFFFFFFFFF))
+
+    def evictable(self, device: int, blocks: Sequence[int], want: int) -> list[int]:
+        return self._list(lib.core_evictable(self._c, device, *_ints(blocks), want))
+
+    def chain(self, device: int, leaf: int, want: int) -> list[int]:
+        return self._list(lib.core_chain(self._c, device, leaf, want))
+
+    def key_heads(self, blocks: Sequence[int]) -> list[int]:
+        raw = self.describe(blocks)
+        step = 48 + 4 * self.block_tokens
+        return [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), step)]
+
+    def ghosts(self) -> int:
+        return int(lib.core_ghosts(self._c))
+
+    def _bytes(self, count: int) -> bytes:
+        n = self._checked(count)
+        return bytes(_buffer(self._out.bytes, n)) if n else b""
+
+
+def _ints(numbers: Sequence[int]) -> tuple[Any, int]:
+    """As C takes a list of blocks or frames.  ValueError: one of them is no int32."""
+    try:
+        packed = struct.pack(f"{len(numbers)}i", *numbers)  # a third of the cost of a list given to cffi
+    except struct.error as error:
+        raise ValueError(f"core: a block or frame that does not exist: {error}") from None
+    return ffi.from_buffer("int32_t[]", packed), len(numbers)
 
 
 def _count_tokens(tokens: bytes) -> int:

@@ -1,4 +1,4 @@
-"""What the kernel knows of one compute device."""
+"""What the kernel knows of one device: a compute device with its hbm frames, or a tier."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BLAME_AFTER_FAILURES = 3  # passes of a context alone that fail, others going we
 
 
 class Device:
-    """up and epoch follow the driver; `flight` is the pass that runs there now."""
+    """up and epoch follow the driver; `flight` is the pass that runs there now (a tier has none)."""
 
     __slots__ = (
-        "blame", "capacity", "driver_pid", "epoch", "failures", "flight", "gone", "index", "isolate", "name", "restarts", "samples",
-        "seq", "tier", "up",
+        "blame", "capacity", "driver_pid", "epoch", "failures", "flight", "gone", "index", "isolate", "name", "read_only", "restarts", "samples",
+        "seq", "tier", "transfer_seq", "up", "errors", "corrupt", "direct", "draining", "engine", "found", "full_once", "removed",
     )  # fmt: skip
 
     def __init__(self, index: int, config: DeviceConfig) -> None:
@@ -29,6 +29,16 @@ class Device:
         self.driver_pid = 0
         self.restarts = 0
         self.seq = 0  # of the last pass sent
+        self.transfer_seq = 0  # of the last transfer sent
+        self.read_only = False  # a tier that is full for good: what it holds can be read
+        self.draining = False  # detach_tier: nothing new goes there
+        self.errors = 0  # items of transfers that failed
+        self.corrupt = 0  # of them, those with other content than they should have
+        self.found = b""  # inventory of a driver that is starting
+        self.direct = False  # its driver reads straight into hbm frames
+        self.engine = ""
+        self.full_once = False  # its last write met ENOSPC and is tried again
+        self.removed = False  # detached: its number may be used again
         self.flight: Exec | None = None
         self.samples = 0  # tokens the pass in flight will sample
         self.failures = 0  # passes in a row that failed

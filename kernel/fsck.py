@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .records import FREE, VALID
+from .records import FREE, LOADING, VALID
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
@@ -18,21 +19,27 @@ if TYPE_CHECKING:
 
 
 def fsck(m: Machine) -> list[str]:
-    problems = fsck_core(m.core, [d.capacity for d in m.devices], m.config.block_tokens)
+    problems = fsck_core(m.core, [d.capacity for d in m.devices], m.config.block_tokens, m.movers.wires())
     problems += _contexts(m)
     problems += _writes(m)
     problems += m.names.problems()
     return problems
 
 
-def fsck_core(core: CoreApi, capacities: list[int], block_tokens: int) -> list[str]:
-    """I1-I6 and leaf-before-parent, over the tables of the core."""
+def fsck_core(
+    core: CoreApi, capacities: list[int], block_tokens: int, wires: Sequence[tuple[int, int]] = ()
+) -> list[str]:
+    """I1-I6, over the tables of the core.  wires: (device, frame), once per transfer under way that reads or writes it."""
     problems: list[str] = []
-    parents, domains, depths, _, indexed, keys, copies_raw = core.block_table()
+    parents, domains, depths, _, indexed, keys, copies_raw, children_raw, family_raw = core.block_table()
     parent, depth, copies = array("i", parents), array("i", depths), array("i", copies_raw)
+    children, family = array("i", children_raw), array("i", family_raw)
     devices = len(capacities)
     named: list[Counter[int]] = [Counter() for _ in capacities]
     wired: list[Counter[int]] = [Counter() for _ in capacities]
+    tails: Counter[int] = Counter()
+    for d, f in wires:
+        wired[d][f] += 1
     flying = 0
     for s in core.slots_used():
         d = core.slot_device(s)
@@ -42,7 +49,10 @@ def fsck_core(core: CoreApi, capacities: list[int], block_tokens: int) -> list[s
         named[d].update(array("i", frames))
         if core.pending_copy(s) >= 0:
             wired[d][core.pending_copy(s)] += 1
+        tails[core.tail_of(s)[0]] += 1
         covered = sum(counts)
+        if core.tail_of(s)[1] > row.tokens:
+            problems.append(f"I7: slot {s} has a saved tail that ends at {core.tail_of(s)[1]} of {row.tokens} tokens")
         if row.computed > covered and row.computed > 0:
             problems.append(f"I7: slot {s} has {row.computed} tokens computed but only {covered} mapped")
         if covered > row.tokens or row.computed > row.tokens:
@@ -54,9 +64,24 @@ def fsck_core(core: CoreApi, capacities: list[int], block_tokens: int) -> list[s
         problems.append("I4: a slot is in flight without a pass")
     owners: Counter[int] = Counter()
     for d, capacity in enumerate(capacities):
-        problems += _frames(core, d, capacity, devices, parent, indexed, copies, named[d], wired[d], owners)
+        problems += _frames(core, d, capacity, devices, indexed, copies, named[d], wired[d], owners, tails)
+    kin: list[Counter[int]] = [Counter() for _ in capacities]
+    family_of: Counter[int] = Counter()
     for b in range(len(parent)):
+        if indexed[b] and parent[b] >= 0:
+            family_of[parent[b]] += 1
+            for d in range(devices):
+                if copies[b * devices + d] >= 0:
+                    kin[d][parent[b]] += 1
+    for b in range(len(parent)):
+        counted = [children[b * devices + d] for d in range(devices)]
+        if counted != [kin[d][b] for d in range(devices)] or family[2 * b] != family_of[b]:
+            problems.append(f"block {b} counts children {counted}, {family[2 * b]} in all, and has {family_of[b]}")
+        if family[2 * b + 1] != tails[b]:
+            problems.append(f"block {b} is the saved tail of {tails[b]} slots and counts {family[2 * b + 1]}")
         has = sum(1 for d in range(devices) if copies[b * devices + d] >= 0)
+        if indexed[b] and not has and not family[2 * b]:
+            problems.append(f"I2: block {b} can be found, has no copy and nothing continues it: leaked")
         if has != owners[b]:
             problems.append(f"I2: block {b} names {has} copies, {owners[b]} frames name it")
         if indexed[b]:
@@ -71,18 +96,14 @@ def fsck_core(core: CoreApi, capacities: list[int], block_tokens: int) -> list[s
 
 
 def _frames(
-    core: CoreApi, d: int, capacity: int, devices: int, parent: array[int], indexed: bytes, copies: array[int],
-    named: Counter[int], wired: Counter[int], owners: Counter[int],
+    core: CoreApi, d: int, capacity: int, devices: int, indexed: bytes, copies: array[int],
+    named: Counter[int], wired: Counter[int], owners: Counter[int], saved: Counter[int],
 ) -> list[str]:  # fmt: skip
     problems: list[str] = []
-    state, refs_raw, wired_raw, block_raw, stamp_raw, children_raw = core.frame_table(d)
+    state, refs_raw, wired_raw, block_raw, stamp_raw, _ = core.frame_table(d)
     refs, wired_now, block = array("i", refs_raw), array("i", wired_raw), array("i", block_raw)
-    stamp, children = array("Q", stamp_raw), array("i", children_raw)
+    stamp = array("Q", stamp_raw)
     free = reclaimable = 0
-    child_count: Counter[int] = Counter()
-    for b in range(len(parent)):
-        if indexed[b] and parent[b] >= 0 and copies[b * devices + d] >= 0:
-            child_count[parent[b]] += 1
     for f in range(capacity):
         if state[f] == FREE:
             free += 1
@@ -100,14 +121,12 @@ def _frames(
             problems.append(f"I4: frame {f} of device {d} counts {wired_now[f]} wirings, {wired[f]} are needed")
         if stamp[f]:
             reclaimable += 1
-            if refs[f] or state[f] != VALID or not indexed[b] or wired_now[f]:
-                problems.append(f"I1: frame {f} of device {d} is reclaimable but mapped, wired or not cache")
+            if refs[f] or state[f] != VALID or not (indexed[b] or saved[b]):
+                problems.append(f"I1: frame {f} of device {d} is reclaimable but mapped or not cache")
         elif refs[f] == 0 and wired_now[f] == 0:
             problems.append(f"I1: frame {f} of device {d} is neither mapped, free nor reclaimable: leaked")
-        if children[f] != child_count[b]:
-            problems.append(f"frame {f} of device {d} counts {children[f]} children, {child_count[b]} are there")
-        if indexed[b] and parent[b] >= 0 and copies[parent[b] * devices + d] < 0:
-            problems.append(f"block {b} outlived its parent {parent[b]} on device {d}")
+        if state[f] == LOADING and not wired_now[f]:
+            problems.append(f"I4: frame {f} of device {d} is loading and no transfer writes it")
     if free != core.free_frames(d):
         problems.append(f"I1: device {d} has {free} free frames, the free list {core.free_frames(d)}")
     if reclaimable != core.reclaimable_frames(d):

@@ -37,10 +37,16 @@ def process_row(m: Machine, process: Process) -> ProcessRow:
 def tier_row(m: Machine, device: Device) -> TierRow:
     free = m.core.free_frames(device.index)
     reclaimable = m.core.reclaimable_frames(device.index)
+    read, write = m.costs.link(device.index, "read"), m.costs.link(device.index, "write")
+    state = "up" if device.up else "down"
+    if device.up and (device.read_only or device.draining):
+        state = "draining" if device.draining else "read-only"
     return TierRow(
-        device.name, device.tier, "up" if device.up else "down", device.epoch, device.capacity, free, reclaimable,
+        device.name, device.tier, state, device.epoch, device.capacity, free, reclaimable,
         device.capacity - free - reclaimable, m.core.wired_frames(device.index),
         m.config.kv.frame_bytes(m.config.block_tokens), device.driver_pid, device.restarts,
+        m.tiers.evictors[device.index].policy.name, device.engine, int(read.bytes_s), int(write.bytes_s),
+        int(read.latency_ns), read.moved_bytes, write.moved_bytes, device.errors, device.corrupt,
     )  # fmt: skip
 
 
@@ -57,7 +63,7 @@ def _uname(m: Machine) -> UnameResult:
     return UnameResult(
         "attnix", c.version, ABI_VERSION, c.model, c.fingerprint, c.architecture, c.vocab_tokens, c.window_tokens,
         c.block_tokens, c.kv.frame_bytes(c.block_tokens), c.kv.token_bytes, c.kv_dtype, c.numerics, c.tokenizer, stops,
-        tuple(d.name for d in m.devices), c.daemon_pid,
+        tuple(d.name for d in m.devices if d.tier == "hbm"), c.daemon_pid,
     )  # fmt: skip
 
 

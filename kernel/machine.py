@@ -15,20 +15,27 @@ from .calls import ForwardResult, GenerateResult, ScoreResult, SnapshotResult, U
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
+from .errands import Errands
 from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
+from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .ids import Cid, Pid, Slot
 from .log import Dmesg
 from .names import Names
 from .process import Connection, Process
 from .sched import Scheduler
-from .sysctl import POLICIES, Sysctl
+from .sysctl import Sysctl
+from .tiers import Tiers
 from .waiting import Waiter, Waiters
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
+    from .cost import Costs
+    from .evict.view import KernelView
+    from .movers import Movers
 
 SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
+_KIND = {"stop": KIND_TURN, "length": KIND_LENGTH, "cancelled": KIND_CANCELLED}
 
 
 class Machine:
@@ -40,7 +47,10 @@ class Machine:
         self.sysctl = Sysctl()
         for name, value in config.sysctl.items():
             self.sysctl.set(name, value)
-        self.policy = POLICIES[self.sysctl.policy]()
+        self.costs: Costs
+        self.view: KernelView
+        self.movers: Movers
+        self.tiers = Tiers(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
         self.processes: dict[Pid, Process] = {}
@@ -51,19 +61,22 @@ class Machine:
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
         self.syscalls = 0  # counted apart: once per call
-        self.schedulers = [Scheduler(self, d.index) for d in self.devices]
+        self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
         self.uname: UnameResult | None = None
         self._effects: list[Effect] = []
         self._domains: dict[str, tuple[int, bytes]] = {}
         self._next_pid = self._next_cid = self._next_order = self._next_timer = 0
+        self.tiers.begin()
+        self.errands = Errands(self)
 
     # -- small things ---------------------------------------------------------------------------------------------
 
     def begin_step(self, now_ns: int) -> list[Effect]:
         """The list that this step's effects go into."""
         self.now_ns = now_ns
+        self.core.now_ns = now_ns
         self._effects = []
         return self._effects
 
@@ -90,6 +103,7 @@ class Machine:
         if name not in self._domains:
             root = self.core.hash(encode_identity(self.config.identity, name))
             self._domains[name] = (len(self._domains) + 1, root)
+            self.tiers.know_domain(len(self._domains), name, root)
         return self._domains[name]
 
     def domain_of(self, process: Process) -> tuple[int, bytes]:
@@ -98,10 +112,10 @@ class Machine:
 
     def domain_for(self, uid: int, cid: int) -> tuple[int, bytes]:
         if self.config.sharing == "none":
-            alone = cid
-            return 0x40000000 + alone % 0x3FFFFFFF, self.core.hash(
-                encode_identity(self.config.identity, f"context:{alone}")
-            )
+            number, name = 0x40000000 + cid % 0x3FFFFFFF, f"context:{cid}"
+            root = self.core.hash(encode_identity(self.config.identity, name))
+            self.tiers.know_domain(number, name, root)
+            return number, root
         return self.domain(f"uid:{uid}")
 
     def last_ids(self) -> tuple[int, int]:
@@ -236,6 +250,8 @@ class Machine:
     def _close(self, context: Context) -> None:
         process = context.process
         process.past = _add(process.past, self.usage(context))
+        self.core.note(context.slot, KIND_CLOSED, context.turns, 0)
+        self.errands.gone(context)
         self.core.close_slot(context.slot)
         self.schedulers[context.device].wake(context)
         self.devices[context.device].blame.pop(context.cid, None)
@@ -292,6 +308,8 @@ class Machine:
             context.last_start = job.start
             result = GenerateResult(reason, tokens, "", usage, row.tokens, logprobs)
             self.names.ended(context, job, result)
+            if not in_flight and not context.dying:
+                self.tiers.turn_ended(context, _KIND.get(reason, KIND_CLOSED))
             self.reply(job.conn, job.request, 0, result)
         elif job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})
@@ -333,7 +351,11 @@ class Machine:
 
     def usage(self, context: Context) -> Usage:
         row = self.core.slot_row(context.slot)
-        return Usage(row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions)
+        hits = context.tier_hits
+        return Usage(
+            row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions,
+            hits.get("dram", 0), hits.get("nvme", 0), hits.get("remote", 0),
+        )  # fmt: skip
 
     def usage_of(self, process: Process) -> Usage:
         total = process.past

@@ -1,8 +1,15 @@
-"""The pager of one device: finds frames for those that need them.
+"""The pager of one compute device: finds frames for those that need them, and brings back what they had.
 
-In this version a context that loses its frames is *recomputed*: its token log is complete (I7).  Frames are found in
-this order: free ones; reclaimable ones, chosen by the eviction policy; those of idle contexts, least recently used
-first; and, only for contexts that decode already, those of the newest job.
+A context that loses its frames keeps its log and its keys (I7).  When it is admitted again, each block comes from where
+it is cheapest: hbm itself, a slower tier, or the model, which computes it once more.  The kernel decides that with
+measured costs (kernel/cost.py) at the granularity of a block.
+
+Frames are found in this order: free ones; reclaimable ones, chosen by the eviction policy (kernel/evictor.py copies them
+to a slower tier first); those of idle contexts, least recently used first; and, only for contexts that decode already,
+those of the newest job.  A context that is swapped out has its partial tail saved, which no key could find.
+
+With slower tiers a frame may have to wait for its content to be copied away: then an admission or a pass is put off,
+and tried again when a transfer ends.
 """
 
 from __future__ import annotations
@@ -11,8 +18,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from .context import Context
+from .cost import split
 from .errors import Panic
-from .records import EVICT, OK
+from .records import EVICT, NO_COPY, OK, Admit
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -26,15 +34,19 @@ class Pager:
         self._device = machine.devices[device]
         self._sched = scheduler
 
-    def evict(self, want_frames: int) -> None:
-        """Free `want_frames` reclaimable frames.  Requires: there are that many."""
-        index = self._device.index
-        freed = self._core.evict(index, list(self._m.policy.victims(self._core, index, want_frames)))
-        while freed < want_frames:  # the policy fell short
-            more = self._core.evict(index, self._core.oldest(index, want_frames - freed))
-            if not more:
-                raise Panic(f"{self._device.name}: {want_frames - freed} reclaimable frames cannot be evicted")
+    def evict(self, want_frames: int) -> bool:
+        """Free `want_frames` reclaimable frames.  Requires: there are that many.  False: not yet, their content is being
+        copied away; a TransferDone is to come."""
+        evictor = self._m.tiers.evictors[self._device.index]
+        freed = 0
+        while freed < want_frames:
+            more = evictor.free(want_frames - freed)
             freed += more
+            if not more:
+                if self._m.movers.moving():
+                    return False
+                raise Panic(f"{self._device.name}: {want_frames - freed} reclaimable frames cannot be evicted")
+        return True
 
     def _reserve(self, active: int) -> int:
         """Frames an admission must leave: the watermark, and one for each context that will grow.  None when it is alone."""
@@ -46,18 +58,73 @@ class Pager:
 
     def admit(self, context: Context, active: int) -> bool:
         """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all."""
+        sources, first_load = self._m.tiers.sources(self._device), 0
+        if sources:
+            first_load = self._split(context)
+        partial = self._m.tiers.partial_tokens(self._device)
         while True:
-            result = self._core.admit(context.slot, self._reserve(active))
+            result = self._core.admit(context.slot, self._reserve(active), sources, first_load, partial)
             short = result.shortage_frames
+            if result.mapped_frames and self._m.tiers.evictors[self._device.index].policy.listens:
+                self._m.tiers.evictors[self._device.index].policy.used(
+                    self._m.view, self._device.index, self._core.hit_blocks()
+                )
             if result.status == OK:
-                context.admitted = True
+                self._admitted(context, result)
                 return True
             if result.status == EVICT:
-                self.evict(short)
+                if not self.evict(short):
+                    return False
             elif self.make_room(short):
                 continue
             elif active or not self._make_room_by_force(context, short):
                 return False
+
+    def _admitted(self, context: Context, result: Admit) -> None:
+        context.admitted = True
+        if result.loads:
+            loads = self._core.loads()
+            self._m.count("faults")
+            self._m.count("fault_blocks", result.loads)
+            if len(self._m.schedulers) < len(self._m.devices):
+                names = sorted({self._m.devices[loads[k + 1]].name for k in range(0, len(loads), 4)})
+                self._m.tiers.decide(
+                    "load", self._device, context.cid, tuple(loads[0::4]), f"{result.loads} blocks from {', '.join(names)}"
+                )
+            context.gates = self._m.movers.load(loads, self._device.index, context.cid)
+            for k in range(1, len(loads), 4):
+                evictor = self._m.tiers.evictors[loads[k]]
+                if evictor.policy.listens:
+                    evictor.policy.used(self._m.view, loads[k], [loads[k - 1]])
+
+    def _split(self, context: Context) -> int:
+        """First block to load rather than compute, of those that are not in hbm but in a slower tier."""
+        where = self._core.residency(context.slot)
+        own = self._device.index
+        first = 0
+        while first < len(where) and where[first] == own:
+            first += 1
+        last = first
+        slowest = own
+        while last < len(where) and where[last] != NO_COPY:
+            slowest = max(slowest, where[last])
+            last += 1
+        if last == first or slowest == own:
+            return 0
+        m = self._m
+        costs = m.costs
+        link = costs.link(*m.tiers.link_of(slowest, own))
+        size = m.config.block_tokens
+        choice = split(costs.prefill[own].known(), link, last - first, first * size, size, costs.frame_bytes)
+        if choice.first_load:
+            m.count("split_blocks", choice.first_load)
+            m.tiers.decide(
+                "split", self._device, context.cid, (),
+                f"compute {choice.first_load} of {last - first} blocks ({choice.compute_ns / 1e6:.2f} ms) and load the others "
+                f"from {m.devices[slowest].name} ({choice.load_ns / 1e6:.2f} ms); loading all takes {choice.all_load_ns / 1e6:.2f} ms, "
+                f"computing all {choice.all_compute_ns / 1e6:.2f} ms",
+            )  # fmt: skip
+        return first + choice.first_load
 
     def make_room(self, shortage_frames: int) -> bool:
         """Drop idle contexts, the least recently used first, until that many frames are had.  False: there is none."""
@@ -86,10 +153,24 @@ class Pager:
         return self._core.free_frames(self._device.index) + self._core.reclaimable_frames(self._device.index)
 
     def _can_drop(self, context: Context) -> bool:
-        return not self._core.in_flight(context.slot) and self._core.slot_row(context.slot).entries > 0
+        return (
+            not self._core.in_flight(context.slot)
+            and not self._m.tiers.pinned(context)
+            and self._core.slot_row(context.slot).entries > 0
+        )
+
+    def save_tail(self, context: Context) -> None:
+        """Copy its partial last block to the next tier, so that it need not be computed again.  Its frame stays until that
+        is done, whatever becomes of the context."""
+        below = self._m.tiers.below(self._device.index)
+        if below is not None and self._m.tiers.evictors[below.index].room(1):
+            self._m.movers.save(self._core.save_tail(context.slot, below.index), self._device.index, below.index, context.cid)
 
     def _drop(self, context: Context, why: str) -> None:
+        if self._m.tiers.below(self._device.index) is not None:
+            self.save_tail(context)
         self._core.drop(context.slot)
+        context.gates = []
         context.admitted = False
         context.preemptions += 1
         self._sched.moves += 1

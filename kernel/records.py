@@ -8,6 +8,10 @@ from typing import Final, NamedTuple
 FREE: Final = 0
 FILLING: Final = 1
 VALID: Final = 2
+LOADING: Final = 3  # a transfer writes it
+
+NO_COPY: Final = 255  # residency: no tier has this block
+BLOCKED_BY_LOAD: Final = -2  # Advance.blocked_by: the block at `computed` is on its way
 
 # status of admit and plan
 OK: Final = 0
@@ -27,6 +31,7 @@ class Admit(NamedTuple):
     shortage_frames: int
     mapped_frames: int  # found in the index by this call
     new_frames: int
+    loads: int = 0  # frames that wait for a transfer: `loads()` says which
 
 
 class Plan(NamedTuple):
@@ -45,7 +50,7 @@ class Plan(NamedTuple):
 class Advance(NamedTuple):
     computed: int  # tokens of the slot whose KV is valid, after skipping blocks that others computed
     ready: int  # tokens that may be computed next, from there
-    blocked_by: int  # slot that is filling the block at `computed`, or -1
+    blocked_by: int  # slot that is filling the block at `computed`, BLOCKED_BY_LOAD, or -1
 
 
 class Commit(NamedTuple):
@@ -77,3 +82,9 @@ class Counters(NamedTuple):
     merged: int  # full blocks found to exist already when they were sealed
     indexed: int
     freed: int
+    partial_hits: int  # blocks of which an admission could use the first tokens only
+    partial_tokens: int  # those tokens
+    ghosts: int  # blocks without a copy, kept because a block that continues them has one
+
+
+FACT: Final = struct.Struct("<qqiiiiiBBBB")  # used_ns, due_ns, depth, hits, turn, children, domain, kind, priority, copies mask, indexed

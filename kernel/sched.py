@@ -19,10 +19,12 @@ from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
 from .pager import Pager
-from .records import EVICT, NOROOM, OK, PREFILL
+from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
+from .tag import GATE
 
 if TYPE_CHECKING:
     from .machine import Machine
+    from .movers import Move
 
 _FINAL_FLAG = {JobKind.PREFILL: 0, JobKind.GENERATE: SAMPLE, JobKind.FORWARD: FORWARD, JobKind.SCORE: SCORE}
 
@@ -39,6 +41,7 @@ class Scheduler:
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
         self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
+        self._gates: list[Move] = []  # of the pass that is being planned
         self.moves = 0  # changes of who is queued or holds frames
 
     # -- membership -----------------------------------------------------------------------------------------------
@@ -110,13 +113,15 @@ class Scheduler:
         """Plan the next pass and emit it.  False: nothing can run."""
         device = self._device
         while True:
+            self._gates = []
             chunks = self._chunks()
             limit = 1 if device.isolate else self._m.sysctl.max_running
             plan = self._core.plan(device.index, limit, b"".join(chunks))
             if plan.status == OK:
                 break
             if plan.status == EVICT:
-                self.pager.evict(plan.shortage_frames)
+                if not self.pager.evict(plan.shortage_frames):
+                    return False  # frames are being copied away: a transfer is to end
             elif plan.status == NOROOM and not self.pager.make_room(plan.shortage_frames):
                 self.pager.preempt(plan.shortage_frames)
         if not plan.sequences:
@@ -124,7 +129,8 @@ class Scheduler:
         device.seq += 1
         device.samples = plan.samples
         histories = self._histories(plan.seqs) if plan.histories else ()
-        device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories)
+        gates = b"".join(GATE.pack(move.gate, move.ticket) for move in self._gates)
+        device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories, gates)
         self._m.count("passes")
         self._m.emit(device.flight)
         return True
@@ -177,13 +183,49 @@ class Scheduler:
     def _advance(self, context: Context) -> tuple[int, int]:
         """(computed, ready) of a queued context; a block that nobody is filling any more is taken over."""
         while True:
+            if context.gates and not self._gates_hold(context):
+                return self._core.slot_row(context.slot).computed, 0
             at = self._core.advance(context.slot)
+            if at.blocked_by == BLOCKED_BY_LOAD:
+                if not self._through_gates(context):
+                    return at.computed, 0
+                continue
             if at.blocked_by < 0:
                 return at.computed, at.ready
             filler = self._m.by_slot.get(at.blocked_by)
             if filler is not None and ((filler.queued and filler.admitted) or self._core.in_flight(at.blocked_by)):
                 return at.computed, 0
             self._core.steal(context.slot)
+
+    def _gates_hold(self, context: Context) -> bool:
+        """A context that has gone past loads that have not landed (`_through_gates`) may only run behind their gates."""
+        context.gates = [move for move in context.gates if not move.over]
+        if not context.gates or not context.gated:
+            context.gated = context.gated and bool(context.gates)
+            return True
+        if self._gates is not context.gates and (self._gates or not self._alone()):
+            return False
+        self._gates = context.gates
+        return True
+
+    def _through_gates(self, context: Context) -> bool:
+        """Let the pass that is being planned begin before the context's loads have landed: it waits for them layer by
+        layer.  Only when that holds nobody else up, and every load of the context reports its progress."""
+        moves = context.gates
+        if not moves or self._gates or not self._alone():
+            return False
+        if any(not move.seq for move in moves):
+            return False  # not sent yet: a driver that is busy for long must not keep the compute device waiting
+        if sum(len(move.items) for move in moves) < self._core.loading(context.slot):
+            return False
+        self._core.skip_loading(context.slot)
+        context.gated = True
+        self._gates = moves
+        self._m.count("gated_passes")
+        return True
+
+    def _alone(self) -> bool:
+        return not self.decoding and sum(1 for c in self.queue if c.admitted) <= 1
 
     def _chunk(self, context: Context, job: Job, budget: int) -> tuple[int, int, int, int, int, int] | None:
         total = self._core.slot_row(context.slot).tokens

@@ -31,6 +31,7 @@ from .events import (
     Event,
     ExecDone,
     ExecFailed,
+    Found,
     Pause,
     RestartDriver,
     Restored,
@@ -42,6 +43,7 @@ from .events import (
     Syscall,
     Timer,
     Tokens,
+    TransferDone,
 )
 from .ids import Conn
 from .machine import Machine
@@ -72,6 +74,8 @@ class Kernel:
             DriverUp: self._driver_up,
             DriverDown: self._driver_down,
             DriverGone: self._driver_gone,
+            TransferDone: self.machine.movers.done,
+            Found: self._found,
             Timer: self._timer,
             Bug: self._bug,
             Restored: self.machine.names.restore,
@@ -85,9 +89,13 @@ class Kernel:
         m = self.machine
         effects = m.begin_step(now_ns)
         self._handlers[type(event)](event)
+        if m.errands.open:
+            m.errands.run()
         for scheduler in m.schedulers:
             if scheduler.queue or scheduler.decoding:
                 scheduler.run()
+        if m.tiers.exist:
+            m.tiers.ahead()
         if m.names.changed:
             m.names.flush()
         return effects
@@ -189,6 +197,7 @@ class Kernel:
         m = self.machine
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
+        m.errands.due()
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)
@@ -204,8 +213,18 @@ class Kernel:
         device.gone = ""
         device.epoch = event.epoch
         device.driver_pid = event.driver_pid
+        device.engine = event.engine
+        device.direct = "direct" in event.capabilities
+        for verb, bytes_s in (("read", event.read_bytes_s), ("write", event.write_bytes_s)):
+            link = m.costs.link(device.index, verb)
+            if bytes_s and not link.bytes_s:
+                link.bytes_s, link.latency_ns = float(bytes_s), float(event.latency_ns)
         found = f", frames {event.arena}" if device.restarts else ""
         m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}{found}")
+        if device.tier != "hbm":
+            m.tiers.tier_up(device, event.arena if device.restarts else "kept")
+            m.errands.device_up(device)
+            return
         if event.arena == "lost" and device.restarts:
             for context in m.contexts_of(device.index):
                 m.core.stop_running(context.slot)
@@ -217,6 +236,9 @@ class Kernel:
                     scheduler.add(context)
             scheduler.decoding.clear()
 
+    def _found(self, event: Found) -> None:
+        self.machine.devices[event.device].found += event.rows
+
     def _driver_down(self, event: DriverDown) -> None:
         m = self.machine
         device = m.devices[event.device]
@@ -224,7 +246,12 @@ class Kernel:
             return
         device.up = False
         m.count("driver_deaths")
+        if device.tier != "hbm":
+            m.log("warning", f"{device.name}: driver is down ({event.reason}); what it was moving comes from elsewhere")
+            m.tiers.tier_down(device)
+            return
         m.log("warning", f"{device.name}: driver is down ({event.reason}); its pass will be redone")
+        m.tiers.tier_down(device)
         self._lose_pass(device)
 
     def _driver_gone(self, event: DriverGone) -> None:
@@ -233,6 +260,12 @@ class Kernel:
         device = m.devices[event.device]
         device.up = False
         device.gone = event.reason or "it cannot be started"
+        if device.tier != "hbm":
+            m.log("error", f"{device.name}: gone for good ({device.gone}); what it held is computed again when it is wanted")
+            m.tiers.tier_gone(device)
+            m.errands.device_gone(device)
+            return
+        m.tiers.tier_down(device)
         self._lose_pass(device)
         for context in list(m.contexts_of(device.index)):
             if context.job is not None:
@@ -312,6 +345,10 @@ class Kernel:
         m.count("computed_tokens", event.computed_tokens)
         m.count("generated_tokens", len(commit.tokens) // 4)
         m.count("compute_ns", event.compute_ns)
+        if event.waited_ns:
+            m.count("gate_wait_ns", event.waited_ns)
+        if seqs is not None:
+            self._learn(device, seqs, event)
         tops = self._tops(event, seqs or [], commit.kept) if event.tops else None
         if commit.tokens:
             m.emit(Tokens(commit.streams, commit.tokens, commit.logprobs, tops))
@@ -326,6 +363,13 @@ class Kernel:
             m.finish(context, _REASON[reason])
         m.after_pass()
         self._settle()
+
+    def _learn(self, device: Device, seqs: list[Seq], event: ExecDone) -> None:
+        """A pass of prompts only says what prefill costs (kernel/cost.py)."""
+        tokens = sum(q.ntokens for q in seqs)
+        if len(seqs) < tokens and event.waited_ns == 0:
+            pairs = sum(q.ntokens * (q.start + q.ntokens / 2) for q in seqs)
+            self.machine.costs.prefill[device.index].seen(tokens, pairs, event.compute_ns)
 
     def _tops(self, event: ExecDone, seqs: list[Seq], kept: bytes) -> tuple[tuple[bytes, bytes] | None, ...]:
         """Alternatives for each token that was kept; they also go into the job's own record."""

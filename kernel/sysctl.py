@@ -6,17 +6,29 @@ from dataclasses import dataclass
 
 from .calls import SysctlRow
 from .errors import E, Errno
-from .evict.lru import Lru
-from .evict.protocol import EvictionPolicy
+from .evict import registry
 from .params import MAX_RUNNING, STEP_TOKENS, WATERMARK_PERMILLE
-
-POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru}
 
 _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.step_tokens": (1, 1 << 20, "token budget of one forward pass"),
     "sched.max_running": (1, 1 << 16, "sequences in one forward pass"),
     "sched.watermark_permille": (0, 500, "share of the frames that an admission leaves available for growth"),
+    "tier.selective_hits": (1, 1 << 20, "admissions that must have found a block before tier.write=selective copies it down"),
+    "tier.partial_tokens": (0, 1 << 10, "fewest first tokens of a known block worth copying, 0: only whole blocks are hits"),
+    "tier.gates": (0, 1, "1: a pass may begin before its loads have landed, and waits for them layer by layer"),
+    "pin.share_permille": (0, 1000, "share of a device's frames that pinned contexts may hold"),
+    "pin.max_ms": (1, 86_400_000, "longest time a context stays pinned"),
 }
+
+_CHOICES: dict[str, tuple[str, str]] = {
+    "evict.policy": ("policy", "eviction policy of every tier that has none of its own"),
+    "evict.hbm": ("policy_hbm", "eviction policy of hbm, empty: evict.policy"),
+    "evict.dram": ("policy_dram", "eviction policy of dram, empty: evict.policy"),
+    "evict.nvme": ("policy_nvme", "eviction policy of nvme, empty: evict.policy"),
+    "evict.remote": ("policy_remote", "eviction policy of remote, empty: evict.policy"),
+    "tier.write": ("write", "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits"),
+}
+_WRITE = ("back", "through", "selective")
 
 
 @dataclass(slots=True)
@@ -24,14 +36,28 @@ class Sysctl:
     step_tokens: int = STEP_TOKENS
     max_running: int = MAX_RUNNING
     watermark_permille: int = WATERMARK_PERMILLE
+    selective_hits: int = 2
+    partial_tokens: int = 1
+    gates: int = 1
+    share_permille: int = 500
+    max_ms: int = 600_000
     policy: str = "lru"
+    policy_hbm: str = ""
+    policy_dram: str = ""
+    policy_nvme: str = ""
+    policy_remote: str = ""
+    write: str = "back"
+
+    def policy_of(self, tier: str) -> str:
+        """Name of the eviction policy in force there."""
+        return str(getattr(self, f"policy_{tier}", "")) or self.policy
 
     def rows(self, name: str) -> tuple[SysctlRow, ...]:
         """One, all ("") or those under a prefix that ends in a dot.  ENOENT: no such name."""
         every = [
             SysctlRow(key, getattr(self, key.split(".")[1]), meaning, True) for key, (_, _, meaning) in _BOUNDS.items()
         ]
-        every.append(SysctlRow("evict.policy", self.policy, "eviction policy: " + ", ".join(sorted(POLICIES)), True))
+        every += [SysctlRow(key, getattr(self, field), self._meaning(key), True) for key, (field, _) in _CHOICES.items()]
         found = tuple(r for r in every if name in ("", r.name) or (name.endswith(".") and r.name.startswith(name)))
         if not found:
             raise Errno(E.ENOENT, f"no sysctl is called {name!r}; `sysctl` without a name lists them", name=name)
@@ -40,10 +66,11 @@ class Sysctl:
     def set(self, name: str, value: str | int | float) -> None:
         """EINVAL: wrong type or out of bounds (both named)."""
         self.rows(name)
-        if name == "evict.policy":
-            if value not in POLICIES:
-                raise Errno(E.EINVAL, f"evict.policy is one of {', '.join(sorted(POLICIES))}, not {value!r}", name=name)
-            self.policy = str(value)
+        if name in _CHOICES:
+            allowed = _WRITE if name == "tier.write" else registry.names() + (("",) if name != "evict.policy" else ())
+            if value not in allowed:
+                raise Errno(E.EINVAL, f"{name} is one of {', '.join(a or '(empty)' for a in allowed)}, not {value!r}", name=name)
+            setattr(self, _CHOICES[name][0], str(value))
             return
         if name not in _BOUNDS:
             raise Errno(E.EINVAL, f"{name!r} is a prefix: name one sysctl to set it", name=name)
@@ -57,3 +84,8 @@ class Sysctl:
                 E.EINVAL, f"{name} is an integer from {low} to {high}, not {value!r}", name=name, low=low, high=high
             )
         setattr(self, name.split(".")[1], number)
+
+    @staticmethod
+    def _meaning(name: str) -> str:
+        meaning = _CHOICES[name][1]
+        return meaning if name != "evict.policy" else meaning + ": " + ", ".join(registry.names())

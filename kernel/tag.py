@@ -94,6 +94,7 @@ def stored_bytes(frame_bytes: int) -> int:
 # l + 1).  GATE_FAILED as the layer count means that the transfer failed: the pass must fail too.
 GATES: Final = 1024  # entries
 GATE_FAILED: Final = 1023
+GATE: Final = struct.Struct("<qq")  # (gate, ticket), as a pass carries them
 
 
 def gate_value(ticket: int, layers: int) -> int:

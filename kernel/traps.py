@@ -31,7 +31,7 @@ from .params import (
     NICE_MIN,
 )
 from .process import Connection, Process
-from .sysctl import POLICIES
+from .records import FACT
 from .waiting import Waiter
 
 Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
@@ -271,9 +271,9 @@ def _no_slots(m: Machine) -> Errno:
 def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.AllocContextArgs) -> c.AllocContextResult:
     process = own_process(m, connection, args.pid)
     if args.device:
-        named = [d for d in m.devices if d.name == args.device]
+        named = [d for d in m.devices[: m.tiers.computes] if d.name == args.device]
         if not named:
-            names = ", ".join(d.name for d in m.devices)
+            names = ", ".join(d.name for d in m.devices[: m.tiers.computes])
             raise Errno(E.ENODEV, f"no compute device {args.device!r}: there is {names}", device=args.device)
         device = named[0].index
     else:
@@ -288,12 +288,13 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
 
 def roomiest(m: Machine) -> int:
     """The compute device with the most frames available per context; one of several, so load spreads."""
-    if len(m.devices) == 1:
+    computes = m.devices[: m.tiers.computes]
+    if len(computes) == 1:
         return 0
-    here = [0] * len(m.devices)
+    here = [0] * len(computes)
     for context in m.contexts.values():
         here[context.device] += 1
-    room = [m.core.free_frames(d.index) + m.core.reclaimable_frames(d.index) for d in m.devices]
+    room = [m.core.free_frames(d.index) + m.core.reclaimable_frames(d.index) for d in computes]
     return max(range(len(room)), key=lambda d: (room[d] / (here[d] + 1), -d))
 
 
@@ -370,7 +371,28 @@ def pagemap(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs)
     context = seen_context(m, connection, args)
     tokens = m.core.slot_row(context.slot).tokens
     name = m.devices[context.device].name
-    return c.PagemapResult(context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot))
+    return c.PagemapResult(
+        context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot), _copies(m, context)
+    )
+
+
+def _masks(facts: bytes) -> bytes:
+    return bytes(fact[9] for fact in FACT.iter_unpack(facts))
+
+
+def _copies(m: Machine, context: Context) -> bytes:
+    """Per logical block which devices hold it, as bits; the row's blocks first, then what lies in slower tiers only."""
+    if not m.tiers.exist:
+        return b""
+    where = bytearray(_masks(m.core.facts(m.core.log_blocks(context.slot))))
+    tail, end = m.core.tail_of(context.slot)
+    if tail >= 0 and len(where) == end // m.config.block_tokens:
+        where += _masks(m.core.facts([tail]))
+    entries = m.core.slot_row(context.slot).entries
+    where += bytes(max(0, entries - len(where)))
+    for i in range(entries):
+        where[i] |= 1 << context.device
+    return bytes(where)
 
 
 # -- compute --------------------------------------------------------------------------------------------------------
@@ -516,7 +538,7 @@ def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs
         m.answer(waiter, E.ECANCELED, {"message": "wait was cancelled"})
         return c.Empty()
     context = connection.requests.get(args.request)
-    if context is None and _unwait(m, connection, args.request):
+    if context is None and (_unwait(m, connection, args.request) or m.errands.cancel(connection.conn, args.request)):
         return c.Empty()
     if context is None or context.job is None:
         raise Errno(E.ENOENT, f"request {args.request} is not running on this connection", request=args.request)
@@ -543,7 +565,7 @@ def uname_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> 
 
 
 def tiers(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.TiersResult:
-    return c.TiersResult(tuple(tier_row(m, d) for d in m.devices))
+    return c.TiersResult(tuple(tier_row(m, d) for d in m.devices if not d.removed))
 
 
 def vmstat_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.VmstatResult:
@@ -554,7 +576,7 @@ def sysctl(m: Machine, connection: Connection, call: Syscall, args: c.SysctlArgs
     if args.value is not None:
         administrator(m, connection, "set a sysctl")
         m.sysctl.set(args.name, args.value)
-        m.policy = POLICIES[m.sysctl.policy]()
+        m.tiers.apply(args.name)
         m.log("info", f"{args.name} = {args.value}")
     return c.SysctlResult(m.sysctl.rows(args.name))
 

@@ -28,11 +28,26 @@ from array import array
 
 from .batch import HISTORY, SAMPLE, SEQ, SEQ_BYTES
 from .errors import Panic
-from .records import EVICT, FILLING, LENGTH, NOROOM, OK, PREFILL, STOP, VALID, Advance, Commit, Plan
-from .twin_mapping import TwinMapping
+from .records import (
+    BLOCKED_BY_LOAD,
+    EVICT,
+    FILLING,
+    LENGTH,
+    LOADING,
+    NOROOM,
+    OK,
+    PREFILL,
+    STOP,
+    VALID,
+    Advance,
+    Commit,
+    Plan,
+)
+from .twin_tables import FrameState, SlotState
+from .twin_tiers import TwinTiers
 
 
-class TwinCore(TwinMapping):
+class TwinCore(TwinTiers):
     """Requires: calls from one thread; slots and devices that exist; `plan` only when no pass of that device is in flight.
 
     The arguments are those of `TwinTables`.
@@ -63,25 +78,21 @@ class TwinCore(TwinMapping):
     def advance(self, s: int) -> Advance:
         """Skip blocks that others have computed, and say how many tokens this slot may compute next.  Requires: admitted."""
         slot = self._slot(s)
-        pool = self._pools[slot.device]
         size = self.block_tokens
         n = len(slot.log)
-        if n > self._mapped_tokens(slot):
-            raise Panic(f"advance: slot {s} has {n} tokens, {self._mapped_tokens(slot)} of them mapped")
-        while slot.computed < n:
-            i = slot.computed // size
-            if pool.frames[slot.frames[i]].state != VALID:
-                break
-            skipped = min((i + 1) * size, n) - slot.computed
-            slot.computed += skipped
-            slot.hit_total += skipped
-        slot.highwater = max(slot.highwater, slot.computed)
+        self._skip(s, False)
+        frames = self._pools[slot.device].frames
         end = slot.computed
         while end < n:
-            frame = pool.frames[slot.frames[end // size]]
+            frame = frames[slot.frames[end // size]]
             if frame.state == VALID:
                 break
-            if self._blocks[frame.block].indexed and frame.filler != s:
+            if frame.state == LOADING:
+                if end == slot.computed and not self._begun(slot, frame):
+                    return Advance(end, 0, BLOCKED_BY_LOAD)
+                if end > slot.computed:
+                    break
+            elif self._blocks[frame.block].indexed and frame.filler != s:
                 if frame.filler >= 0:
                     if end == slot.computed:
                         return Advance(end, 0, frame.filler)
@@ -89,6 +100,42 @@ class TwinCore(TwinMapping):
                 frame.filler = s
             end = min((end // size + 1) * size, n)
         return Advance(slot.computed, end - slot.computed, -1)
+
+    def skip_loading(self, s: int) -> None:
+        """Count what is LOADING as computed: the next pass will wait, layer by layer, for those transfers (a gated pass)."""
+        self._slot(s)
+        self._skip(s, True)
+
+    def _skip(self, s: int, gated: bool) -> None:
+        """Move `computed` over what others have computed, or loaded, or are loading."""
+        slot = self._slots[s]
+        frames = self._pools[slot.device].frames
+        size = self.block_tokens
+        n = len(slot.log)
+        if n > self._mapped_tokens(slot):
+            raise Panic(f"advance: slot {s} has {n} tokens, {self._mapped_tokens(slot)} of them mapped")
+        while slot.computed < n:
+            i = slot.computed // size
+            frame = frames[slot.frames[i]]
+            if frame.state == VALID or (gated and frame.state == LOADING and not frame.known):
+                to = min((i + 1) * size, n)
+            elif (
+                frame.known
+                and slot.computed == i * size
+                and frame.filler in (s, -1)
+                and (frame.state == FILLING or (gated and frame.state == LOADING))
+            ):
+                to = min(i * size + frame.known, n)
+                frame.filler = s
+            else:
+                break
+            slot.hit_total += to - slot.computed
+            slot.computed = to
+        slot.highwater = max(slot.highwater, slot.computed)
+
+    def _begun(self, slot: SlotState, frame: FrameState) -> bool:
+        """The slot has gone past the known tokens of this LOADING frame (a gated pass)."""
+        return frame.known > 0 and slot.computed % self.block_tokens >= frame.known
 
     def steal(self, s: int) -> None:
         """Make slot s the filler of the block it waits for.  Requires: the present filler neither has a pass in flight
@@ -109,6 +156,7 @@ class TwinCore(TwinMapping):
             other = self._slots[frame.filler]
             self._need_idle(other)
             if other.pending_entry == i:
+                frame.known = 0
                 self._settle_copy(other, pool)
             other.computed = min(other.computed, i * size)
         frame.filler = s
@@ -212,7 +260,7 @@ class TwinCore(TwinMapping):
         pool = self._pools[slot.device]
         record = list(SEQ.unpack(slot.template))
         history = record[7] & HISTORY if flags & SAMPLE else 0
-        (generation,) = struct.unpack_from("<I", pool.rows, self.layout.generation_offset + 4 * s)
+        (generation,) = struct.unpack_from("<I", self._rows(pool.device), self.layout.generation_offset + 4 * s)
         entries = -(-(start + ntokens) // self.block_tokens)
         record[0:8] = [s, generation, start, ntokens, slot.computed, entries, len(tokens), flags | history]
         record[17] = score_from
@@ -295,6 +343,8 @@ class TwinCore(TwinMapping):
             if frame.state == FILLING:
                 frame.state = VALID
                 frame.filler = -1
+            elif frame.state == LOADING and frame.known:
+                frame.known = size  # it will be whole when its load is reported
             self._index_entry(s, i)
 
     def rollback(self, device: int) -> list[int]:
@@ -308,12 +358,17 @@ class TwinCore(TwinMapping):
         return slots
 
     def lose(self, device: int) -> None:
-        """Every frame of the device is void (its memory did not survive): drop all its slots, evict all its cache."""
+        """Every frame of the device is void (its memory did not survive): drop all its slots, forget all its copies.
+
+        Requires: no transfer touches the device.
+        """
         pool = self._pool(device)
         self.rollback(device)
         for s, slot in enumerate(self._slots):
             if slot.used and slot.device == device:
                 self.drop(s)
-        while pool.reclaimable:
-            if not self.evict(device, self.oldest(device, pool.reclaimable)):
-                raise Panic("lose: reclaimable blocks form a cycle")
+        for f, frame in enumerate(pool.frames):
+            if frame.stamp:
+                if frame.wired:
+                    raise Panic(f"lose: a transfer still uses frame {f} of device {device}")
+                self._free_frame(pool, f)

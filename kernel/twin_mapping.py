@@ -10,8 +10,11 @@ from array import array
 from collections import deque
 
 from .errors import Panic
-from .records import EVICT, FILLING, FREE, NOROOM, OK, VALID, Admit
-from .twin_tables import PoolState, SlotState, TwinTables
+from .records import EVICT, FILLING, FREE, LOADING, NOROOM, OK, VALID, Admit
+from .twin_tables import ROOTS, PoolState, SlotState, TwinTables
+
+
+_ALIKE = 8  # blocks looked at for one that begins like the rest of a log
 
 
 class TwinMapping(TwinTables):
@@ -21,7 +24,8 @@ class TwinMapping(TwinTables):
 
     def open_slot(self, device: int, domain: int, root: bytes) -> int:
         """A fresh slot on `device`, or -1 when all are taken.  root: 16 bytes, key[-1] of the domain."""
-        self._pool(device)
+        if self._pool(device).rows is None:
+            raise ValueError(f"core: device {device} is a tier, nothing runs there")
         if len(root) != 16:
             raise ValueError(f"core: a root key has 16 bytes, not {len(root)}")
         if not self._free_slots:
@@ -38,12 +42,13 @@ class TwinMapping(TwinTables):
         self._need_idle(slot)
         self.stop_running(s)
         self._unmap(s, 0)
+        self._leave_tail(slot)
         slot.used = False
         slot.log = array("i")
         slot.keys = []
         slot.stops = ()
         offset = self.layout.generation_offset + 4 * s
-        rows = self._pools[slot.device].rows
+        rows = self._rows(slot.device)
         (generation,) = struct.unpack_from("<I", rows, offset)
         struct.pack_into("<I", rows, offset, (generation + 1) & 0xFFFFFFFF)
         self._free_slots.append(s)
@@ -80,11 +85,14 @@ class TwinMapping(TwinTables):
         del slot.keys[length // size :]
         slot.computed = min(slot.computed, length)
         slot.highwater = min(slot.highwater, length)
+        if slot.tail_end > length:
+            self._leave_tail(slot)
         self._unmap(s, length)
         last = length // size
         if length % size and len(slot.frames) > last:
             frame = self._pools[slot.device].frames[slot.frames[last]]
-            if frame.state == FILLING and self._blocks[frame.block].indexed:
+            block = self._blocks[frame.block]
+            if frame.state == LOADING or (frame.state == FILLING and (block.indexed or frame.known)):
                 slot.computed = min(slot.computed, last * size)
                 self._unmap(s, last * size)
             elif slot.counts[last] > length % size:
@@ -122,6 +130,10 @@ class TwinMapping(TwinTables):
             child.keys = parent.keys[:]
             child.computed = parent.computed
             child.highwater = parent.computed
+            if parent.tail_block >= 0:
+                child.tail_block = parent.tail_block
+                child.tail_end = parent.tail_end
+                self._blocks[child.tail_block].owners += 1
             for i, f in enumerate(parent.frames):
                 count = parent.counts[i]
                 if not self._blocks[pool.frames[f].block].indexed:
@@ -139,48 +151,193 @@ class TwinMapping(TwinTables):
 
     # -- mapping ------------------------------------------------------------------------------------------------
 
-    def admit(self, s: int, reserve_frames: int) -> Admit:
+    def admit(
+        self, s: int, reserve_frames: int, sources: int = 0, first_load: int = 0, partial_tokens: int = 0
+    ) -> Admit:
         """Map frames for the whole log, all or nothing.  Requires: not in flight.
 
-        Full blocks found in the index are shared (also while FILLING: the slot then waits for their filler).  The rest
-        is allocated; full ones are indexed at once with this slot as filler.  `reserve_frames` must stay available
-        (free or reclaimable) afterwards.  EVICT: the shared blocks are mapped already, so they cannot be the victims.
+        Full blocks found in the index are shared (also while FILLING or LOADING: the slot then waits).  A block that has
+        no copy on this device but one on a device of the bit mask `sources` gets a frame here that is LOADING: its
+        transfer, named by `loads()`, must be made by the caller and reported with `landed`.  Blocks before `first_load`
+        are computed rather than loaded.  When the known blocks end where this slot's saved tail begins, the tail is
+        loaded too.  With partial_tokens > 0, the first tokens of a known block that begins like the rest of the log are
+        used if they are at least that many: copied by the next pass, or loaded.  What remains is allocated; full blocks
+        are indexed at once with this slot as filler.
+
+        `reserve_frames` must stay available (free or reclaimable) afterwards.  EVICT: the shared blocks are mapped
+        already, so they cannot be the victims.
         """
         slot = self._slot(s)
         self._need_idle(slot)
         pool = self._pools[slot.device]
         size = self.block_tokens
+        self._loads = []
+        self._hit_blocks = []
         needed = -(-len(slot.log) // size)
         if needed > self.layout.entries:
             raise ValueError(f"core: {len(slot.log)} tokens do not fit a row of {self.layout.entries} entries")
         tail = self._tail(slot)  # index of the first entry that is missing or partly filled
-        hits, held = self._lookup(slot, tail)
+        chain, hits, held = self._lookup(slot, tail)
         keeps_tail = not hits and tail < len(slot.frames)
-        fresh = needed - tail - len(hits) - (1 if keeps_tail else 0)
+        if keeps_tail:
+            chain = []
+        fresh = needed - tail - hits - (1 if keeps_tail else 0)
         if keeps_tail and self._tail_written(slot) and not self._writable(s, tail):
             fresh += 1
         available = len(pool.free) + pool.reclaimable - held
-        if hits and tail < len(slot.frames) and slot.frames[tail] != hits[0]:
+        if hits and tail < len(slot.frames) and slot.frames[tail] != self._blocks[chain[0]].copies[slot.device]:
             old = pool.frames[slot.frames[tail]]
             available += 1 if old.refs == 1 and old.wired == 0 else 0  # the partial tail that a whole block replaces
         if fresh and fresh + reserve_frames > available:
             return Admit(NOROOM, fresh + reserve_frames - available, 0, 0)
-        mapped = len(hits)
-        if hits:
-            for f in hits:  # before anything is unmapped: it may be the last reference
+        here = chain[:hits]
+        if here:
+            frames = [self._blocks[b].copies[slot.device] for b in here]
+            for f in frames:  # before anything is unmapped: it may be the last reference
                 self._take(pool, f)
                 self._blocks[pool.frames[f].block].hits += 1
-            if pool.frames[hits[0]].state != VALID:  # what this slot had computed of that block lies elsewhere
+            if pool.frames[frames[0]].state != VALID:  # what this slot had computed of that block lies elsewhere
                 slot.computed = min(slot.computed, tail * size)
             self._unmap(s, tail * size)
-            for i, f in enumerate(hits, tail):
+            for i, f in enumerate(frames, tail):
                 self._map(s, i, f, size)
-            self._hits += mapped
+            self._hits += hits
+            self._hit_blocks = here
         if fresh > len(pool.free):
-            return Admit(EVICT, fresh - len(pool.free), mapped, 0)
-        self._misses += len(slot.keys) - tail - mapped
-        self._fill(s, tail + mapped, keeps_tail)
-        return Admit(OK, 0, mapped, fresh)
+            return Admit(EVICT, fresh - len(pool.free), hits, 0)
+        self._misses += len(slot.keys) - tail - len(chain)
+        first = tail + hits
+        for b in chain[hits:]:
+            self._bring(s, first, b, sources if first >= first_load else 0)
+            first += 1
+        if not keeps_tail:
+            first += self._resume(s, first, sources, partial_tokens)
+        self._fill(s, first, keeps_tail)
+        return Admit(OK, 0, hits, fresh, len(self._loads) // 4)
+
+    def loads(self) -> list[int]:
+        """Of the last admission that was OK: block, source device, source frame, frame here; one after the other.
+
+        Both frames are wired.  The source may itself be LOADING still: then this load comes after that one.
+        """
+        return self._loads[:]
+
+    def hit_blocks(self) -> list[int]:
+        """Blocks that the last admission found on its own device."""
+        return self._hit_blocks[:]
+
+    def _bring(self, s: int, i: int, b: int, sources: int) -> None:
+        """Map known block b, which has no copy on this device, into a new frame of it: to be loaded, or computed by s."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        block = self._blocks[b]
+        block.hits += 1
+        f = block.copies[slot.device]
+        if f >= 0:  # here, though a block before it is not
+            self._take(pool, f)
+            self._map(s, i, f, self.block_tokens)
+            return
+        f = self._alloc_copy(pool, b)
+        pool.frames[f].refs = 1
+        pool.frames[f].filler = s
+        self._map(s, i, f, self.block_tokens)
+        self._load_from(b, sources, pool, f)
+
+    def _load_from(self, b: int, sources: int, pool: PoolState, f: int) -> bool:
+        """Make frame f wait for a copy of block b from the first device of `sources` that has one."""
+        for device, g in enumerate(self._blocks[b].copies):
+            if g >= 0 and sources >> device & 1:
+                frame = pool.frames[f]
+                frame.state = LOADING
+                frame.filler = -1
+                frame.wired += 1
+                source = self._pools[device]
+                source.frames[g].wired += 1
+                if source.frames[g].stamp:
+                    self._stamp(source, g)  # it has been used
+                self._loads.extend((b, device, g, f))
+                return True
+        return False
+
+    def _resume(self, s: int, i: int, sources: int, partial_tokens: int) -> int:
+        """Map entry i with some first tokens that are known: of the saved tail, or of a block that begins like it."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        size = self.block_tokens
+        rest = len(slot.log) - i * size
+        if rest <= 0:
+            return 0
+        if slot.tail_block >= 0 and i * size < slot.tail_end <= i * size + min(rest, size):
+            if not self._borrow(s, i, slot.tail_block, slot.tail_end - i * size, sources):
+                return 0
+            if rest >= size:
+                self._index_entry(s, i)
+            return 1
+        if partial_tokens <= 0 or len(slot.log) < 2:
+            return 0
+        b, n = self._alike(slot, i)
+        if n < partial_tokens:
+            return 0
+        f = self._blocks[b].copies[slot.device]
+        if f >= 0 and pool.frames[f].state == VALID and slot.pending_src < 0:
+            own = self._alloc_frame(pool, s)
+            self._map(s, i, own, min(size, rest))
+            pool.frames[own].known = n
+            slot.pending_src = f
+            slot.pending_entry = i
+            pool.frames[f].wired += 1
+            if pool.frames[f].stamp:  # no victim before the copy is made
+                pool.frames[f].stamp = 0
+                pool.reclaimable -= 1
+            self._cow += 1
+        elif not self._borrow(s, i, b, n, sources):
+            return 0
+        self._partial_hits += 1
+        self._partial_tokens += n
+        if rest >= size:
+            self._index_entry(s, i)
+        return 1
+
+    def _borrow(self, s: int, i: int, b: int, n: int, sources: int) -> bool:
+        """Load the first n tokens of block b into a frame of this slot's own for entry i."""
+        slot = self._slots[s]
+        pool = self._pools[slot.device]
+        if not any(g >= 0 and sources >> device & 1 for device, g in enumerate(self._blocks[b].copies)):
+            return False
+        own = self._alloc_frame(pool, s)
+        self._map(s, i, own, min(self.block_tokens, len(slot.log) - i * self.block_tokens))
+        self._load_from(b, sources, pool, own)
+        pool.frames[own].filler = s
+        pool.frames[own].known = n
+        return True
+
+    def _alike(self, slot: SlotState, i: int) -> tuple[int, int]:
+        """A block that continues the row's last block, or begins the domain, and shares most first tokens with entry i;
+        and how many.  Looks at the eight that were indexed last.  (-1, 0): none."""
+        size = self.block_tokens
+        parent = -1
+        if i:
+            parent = self._pools[slot.device].frames[slot.frames[i - 1]].block
+            if not self._blocks[parent].indexed:
+                return -1, 0
+        b = self._blocks[parent].child if i else self._newest_root[slot.domain % ROOTS]
+        rest = slot.log[i * size : (i + 1) * size]
+        best, most = -1, 0
+        for _ in range(_ALIKE):
+            if b < 0:
+                break
+            block = self._blocks[b]
+            if not block.indexed or block.parent != parent or block.domain != slot.domain:
+                break
+            n = 0
+            for x, y in zip(array("i", block.tokens), rest, strict=False):
+                if x != y:
+                    break
+                n += 1
+            if n > most and block.ncopies:
+                best, most = b, n
+            b = block.sibling
+        return best, min(most, len(slot.log) - i * size - 1)  # the log's last token is always computed
 
     def _tail_written(self, slot: SlotState) -> bool:
         """Will computing the rest of the log write the row's last entry, which is partial?"""
@@ -196,26 +353,28 @@ class TwinMapping(TwinTables):
             tail -= 1
         return tail
 
-    def _lookup(self, slot: SlotState, tail: int) -> tuple[list[int], int]:
-        """Frames of the indexed blocks that continue the row at `tail`, and how many of them are reclaimable now."""
+    def _lookup(self, slot: SlotState, tail: int) -> tuple[list[int], int, int]:
+        """Known blocks that continue the row at `tail`, how many of them, from the first, have a frame on this device, and
+        how many of those are reclaimable now."""
         pool = self._pools[slot.device]
-        hits: list[int] = []
-        held = 0
+        chain: list[int] = []
+        hits = held = 0
         parent = -1
         if tail:
             parent = pool.frames[slot.frames[tail - 1]].block
             if not self._blocks[parent].indexed:
-                return hits, held
+                return chain, hits, held
         for i in range(tail, len(slot.keys)):
             b = self._find(slot, i, parent)
-            f = self._blocks[b].copies[slot.device] if b >= 0 else -1
-            if f < 0:
+            if b < 0:
                 break
-            if pool.frames[f].stamp:
-                held += 1
-            hits.append(f)
+            f = self._blocks[b].copies[slot.device]
+            if f >= 0 and hits == len(chain):
+                hits += 1
+                held += 1 if pool.frames[f].stamp else 0
+            chain.append(b)
             parent = b
-        return hits, held
+        return chain, hits, held
 
     def _find(self, slot: SlotState, i: int, parent: int) -> int:
         """The block indexed under key i, verified: parent, domain and tokens must be equal too (I6)."""
@@ -273,9 +432,8 @@ class TwinMapping(TwinTables):
                 self._merge(s, i, known.copies[slot.device])
                 return
             self._free_block(frame.block)  # the block exists on another device: this frame becomes its copy here
-            known.copies[slot.device] = f
-            known.ncopies += 1
             frame.block = other
+            self._add_copy(other, slot.device, f)
         else:
             block.key = key
             block.tokens = slot.log[i * size : (i + 1) * size].tobytes()
@@ -283,10 +441,17 @@ class TwinMapping(TwinTables):
             block.domain = slot.domain
             block.depth = i * size
             block.indexed = True
+            block.used_ns = self.now_ns
             self._index[key] = frame.block
             self._indexed += 1
-        if parent >= 0:
-            pool.frames[slot.frames[i - 1]].children += 1
+            if parent >= 0:
+                above = self._blocks[parent]
+                above.nchildren += 1
+                above.children[slot.device] += 1
+                block.sibling, above.child = above.child, frame.block
+            else:
+                block.sibling = self._newest_root[slot.domain % ROOTS]
+                self._newest_root[slot.domain % ROOTS] = frame.block
 
     def _merge(self, s: int, i: int, f: int) -> None:
         """The block of entry i exists already in frame f.  Name that one instead, unless it is still being filled."""
@@ -303,7 +468,7 @@ class TwinMapping(TwinTables):
     def _map(self, s: int, i: int, f: int, count: int) -> None:
         slot = self._slots[s]
         at = s * self.layout.entries + i
-        rows = self._pools[slot.device].rows
+        rows = self._rows(slot.device)
         struct.pack_into("<i", rows, self.layout.frame_offset + 4 * at, f)
         struct.pack_into("<i", rows, self.layout.shift_offset + 4 * at, 0)
         struct.pack_into("<h", rows, self.layout.count_offset + 2 * at, count)
@@ -318,44 +483,76 @@ class TwinMapping(TwinTables):
         slot = self._slots[s]
         slot.counts[i] = count
         at = s * self.layout.entries + i
-        struct.pack_into("<h", self._pools[slot.device].rows, self.layout.count_offset + 2 * at, count)
+        struct.pack_into("<h", self._rows(slot.device), self.layout.count_offset + 2 * at, count)
 
     def _unmap(self, s: int, keep_tokens: int) -> None:
         """Drop the entries that hold nothing of `keep_tokens`, deepest first: a leaf is older in the ring than its parent."""
         slot = self._slots[s]
         pool = self._pools[slot.device]
+        rows = self._rows(slot.device)
         keep = -(-keep_tokens // self.block_tokens)
         while len(slot.frames) > keep:
             i = len(slot.frames) - 1
             if i == slot.pending_entry:
+                pool.frames[slot.frames[i]].known = 0  # the copy was never made
                 self._settle_copy(slot, pool)
             f = slot.frames.pop()
             slot.counts.pop()
             at = s * self.layout.entries + i
-            struct.pack_into("<i", pool.rows, self.layout.frame_offset + 4 * at, -1)
-            struct.pack_into("<h", pool.rows, self.layout.count_offset + 2 * at, 0)
+            struct.pack_into("<i", rows, self.layout.frame_offset + 4 * at, -1)
+            struct.pack_into("<h", rows, self.layout.count_offset + 2 * at, 0)
             self._put(pool, f, s)
 
     # -- frames -------------------------------------------------------------------------------------------------
 
     def _alloc_frame(self, pool: PoolState, s: int) -> int:
+        """A frame for slot s, with a block of its own that nobody can find yet."""
+        if not self._free_blocks:
+            self._sweep()
+        b = self._free_blocks.pop()
+        f = self._alloc_copy(pool, b)
+        frame = pool.frames[f]
+        frame.refs = 1
+        frame.filler = s
+        return f
+
+    def _alloc_copy(self, pool: PoolState, b: int) -> int:
+        """A frame for block b, which has none on this device.  Nobody maps it yet."""
         f = pool.free.pop()
         frame = pool.frames[f]
         frame.state = FILLING
-        frame.refs = 1
-        frame.filler = s
-        frame.block = self._free_blocks.pop()
-        block = self._blocks[frame.block]
-        block.reset()
-        block.copies[self._pools.index(pool)] = f
-        block.ncopies = 1
+        frame.filler = -1
+        frame.known = 0
+        frame.block = b
+        self._add_copy(b, pool.device, f)
         return f
 
-    def _free_block(self, b: int) -> None:
+    def _add_copy(self, b: int, device: int, f: int) -> None:
         block = self._blocks[b]
-        block.copies = [-1] * len(self._pools)
-        block.reset()
-        self._free_blocks.append(b)
+        if block.ncopies == 0 and block.indexed:
+            self._ghosts -= 1
+        block.copies[device] = f
+        block.ncopies += 1
+        if block.parent >= 0:
+            self._blocks[block.parent].children[device] += 1
+
+    def _free_block(self, b: int) -> None:
+        """Nobody has or wants it: forget it, and with it every ghost that was only kept for its sake."""
+        while b >= 0:
+            block = self._blocks[b]
+            parent = block.parent
+            if block.indexed:
+                del self._index[block.key]
+            block.reset()
+            self._free_blocks.append(b)
+            if parent < 0:
+                return
+            above = self._blocks[parent]
+            above.nchildren -= 1
+            if above.nchildren or above.ncopies:
+                return
+            self._ghosts -= 1
+            b = parent
 
     def _take(self, pool: PoolState, f: int) -> None:
         frame = pool.frames[f]
@@ -376,42 +573,90 @@ class TwinMapping(TwinTables):
             self._retire(pool, f)
 
     def _retire(self, pool: PoolState, f: int) -> None:
-        """No entry names frame f: keep it as cache if it can be found, free it otherwise."""
+        """No entry names frame f: keep it as cache if it can be found, or is a saved tail; free it otherwise."""
         frame = pool.frames[f]
-        if frame.state == VALID and self._blocks[frame.block].indexed:
-            self._clock += 1
-            frame.stamp = self._clock
-            pool.ring.append((f, frame.stamp))
+        block = self._blocks[frame.block]
+        if frame.state == VALID and (block.indexed or block.owners):
+            if block.indexed:
+                block.used_ns = self.now_ns
             pool.reclaimable += 1
-            if len(pool.ring) >= 2 * len(pool.frames) + 16:
-                pool.ring = deque(e for e in pool.ring if pool.frames[e[0]].stamp == e[1])
+            self._stamp(pool, f)
         else:
             self._free_frame(pool, f)
 
+    def _stamp(self, pool: PoolState, f: int) -> None:
+        """Make a reclaimable frame the most recently used one."""
+        self._clock += 1
+        pool.frames[f].stamp = self._clock
+        pool.ring.append((f, self._clock))
+        if len(pool.ring) >= 2 * len(pool.frames) + 16:
+            pool.ring = deque(e for e in pool.ring if pool.frames[e[0]].stamp == e[1])
+
     def _free_frame(self, pool: PoolState, f: int) -> None:
         frame = pool.frames[f]
-        device = self._pools.index(pool)
         b = frame.block
         block = self._blocks[b]
-        if block.indexed and block.parent >= 0:
-            parent = self._blocks[block.parent].copies[device]
-            if parent >= 0:
-                pool.frames[parent].children -= 1
-        block.copies[device] = -1
+        if block.parent >= 0:
+            self._blocks[block.parent].children[pool.device] -= 1
+        block.copies[pool.device] = -1
         block.ncopies -= 1
         if block.ncopies == 0:
-            if block.indexed:
-                del self._index[block.key]
-            self._free_block(b)
+            if block.owners:
+                self._forget_tail(b)
+            if block.nchildren:
+                self._ghosts += 1
+            else:
+                self._free_block(b)
         if frame.stamp:
             frame.stamp = 0
             pool.reclaimable -= 1
         frame.state = FREE
         frame.block = -1
         frame.filler = -1
-        frame.children = 0
+        frame.known = 0
         pool.free.append(f)
         self._freed += 1
+
+    def _sweep(self) -> None:
+        """Too many ghosts: give up what continues them in the tiers, and with that the ghosts themselves."""
+        doomed: dict[int, bool] = {-1: False}
+        for b in range(len(self._blocks)):
+            path = []
+            while b not in doomed:
+                path.append(b)
+                block = self._blocks[b]
+                if block.ncopies == 0 and block.nchildren:
+                    doomed[b] = True
+                else:
+                    b = block.parent
+            for x in path:
+                doomed[x] = doomed[b]
+        for pool in self._pools:
+            for f, frame in enumerate(pool.frames):
+                if frame.stamp and frame.wired == 0 and doomed.get(frame.block, False):
+                    self._free_frame(pool, f)
+
+    # -- saved tails ----------------------------------------------------------------------------------------------
+
+    def _leave_tail(self, slot: SlotState) -> None:
+        """The slot will not come back to its saved tail."""
+        b = slot.tail_block
+        slot.tail_block, slot.tail_end = -1, 0
+        if b < 0:
+            return
+        block = self._blocks[b]
+        block.owners -= 1
+        if block.owners == 0:
+            for device, f in enumerate(block.copies):
+                if f >= 0 and self._pools[device].frames[f].wired == 0:
+                    self._free_frame(self._pools[device], f)
+
+    def _forget_tail(self, b: int) -> None:
+        """Saved tail b has no copy left: the slots that counted on it compute it again."""
+        for slot in self._slots:
+            if slot.used and slot.tail_block == b:
+                slot.tail_block, slot.tail_end = -1, 0
+        self._blocks[b].owners = 0
 
     def _writable(self, s: int, i: int) -> bool:
         """I5: entry i may be written if this slot alone names it and nobody can find it or has yet to copy it, or if
@@ -419,7 +664,9 @@ class TwinMapping(TwinTables):
         slot = self._slots[s]
         frame = self._pools[slot.device].frames[slot.frames[i]]
         if self._blocks[frame.block].indexed:
-            return frame.state == FILLING and frame.filler == s
+            return frame.state != VALID and frame.filler == s
+        if frame.state == LOADING:
+            return frame.refs == 1 and frame.filler == s
         return frame.refs == 1 and frame.wired == 0
 
     def _open_entry(self, s: int, i: int) -> None:
@@ -428,7 +675,7 @@ class TwinMapping(TwinTables):
         frame = self._pools[slot.device].frames[slot.frames[i]]
         if not self._writable(s, i):
             self._copy_on_write(s, i)
-        elif not self._blocks[frame.block].indexed:  # it may be VALID: a private block that was cut
+        elif not self._blocks[frame.block].indexed and frame.state != LOADING:  # it may be VALID: a private block that was cut
             frame.state = FILLING
             frame.filler = s
 
@@ -485,7 +732,7 @@ class TwinMapping(TwinTables):
             if f < 0:
                 continue
             frame = pool.frames[f]
-            if frame.stamp and frame.refs == 0 and frame.wired == 0 and frame.children == 0:
+            if frame.stamp and frame.refs == 0 and frame.wired == 0 and self._blocks[b].children[device] == 0:
                 self._free_frame(pool, f)
                 self._evictions += 1
                 done += 1

@@ -15,11 +15,13 @@ from .params import MAX_DEVICES
 from .records import FREE, VALID, Counters, SlotRow
 from .siphash import siphash128
 
+ROOTS = 1024
+
 _FULL, _INDEXED, _VALID, _WIRED = 1, 2, 4, 8  # flags of pagemap
 
 
 class FrameState:
-    __slots__ = ("block", "children", "filler", "refs", "stamp", "state", "wired")
+    __slots__ = ("block", "filler", "known", "refs", "stamp", "state", "wired")
 
     def __init__(self) -> None:
         self.state = FREE
@@ -28,32 +30,43 @@ class FrameState:
         self.filler = -1
         self.block = -1
         self.stamp = 0
-        self.children = 0  # indexed blocks whose parent is this one, with a copy on the same device
+        self.known = 0  # FILLING or LOADING: first tokens that are valid, or will be when a copy or load has been made
 
 
 class BlockState:
-    __slots__ = ("copies", "depth", "domain", "hits", "indexed", "key", "ncopies", "parent", "tokens")
+    __slots__ = (
+        "child", "children", "copies", "depth", "domain", "due_ns", "hits", "indexed", "key", "kind", "nchildren", "ncopies",
+        "ntokens", "owners", "parent", "priority", "sibling", "tokens", "turn", "used_ns",
+    )  # fmt: skip
 
-    def __init__(self, devices: int) -> None:
-        self.copies = [-1] * devices
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
+        self.copies = [-1] * MAX_DEVICES
+        self.children = [0] * MAX_DEVICES  # blocks whose parent is this one, with a copy on that device
+        self.nchildren = 0  # blocks whose parent is this one
         self.key = b""
         self.tokens = b""
         self.parent = -1
+        self.child = self.sibling = -1  # latest child, next older sibling: hints, checked when used
         self.domain = 0
         self.depth = 0
         self.hits = 0
         self.indexed = False
         self.ncopies = 0
+        self.ntokens = 0  # saved tail: tokens in it
+        self.owners = 0  # saved tail: slots that may come back to it
+        self.used_ns = self.due_ns = 0
+        self.kind = self.turn = 0
+        self.priority = 50
 
 
 class SlotState:
     __slots__ = (
         "computed", "computed_total", "conn", "counts", "device", "discard", "domain", "frames", "generated",
         "generated_total", "highwater", "hit_total", "in_flight", "keys", "limit", "log", "max_tokens", "pending_entry",
-        "pending_src", "recomputed_total", "request", "root", "running", "stops", "template", "used",
+        "pending_src", "recomputed_total", "request", "root", "running", "stops", "tail_block", "tail_end", "template", "used",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -72,6 +85,8 @@ class SlotState:
         self.highwater = 0  # most tokens that were ever computed: below it, computing is recomputing
         self.pending_src = -1  # frame to copy into that of entry `pending_entry` before it may be written
         self.pending_entry = -1
+        self.tail_block = -1  # saved tail: a private block in slower tiers with KV of the tokens before `tail_end`
+        self.tail_end = 0
         self.in_flight = False
         self.discard = False
         self.running = False
@@ -86,11 +101,12 @@ class SlotState:
 
 
 class PoolState:
-    """Frames of one device."""
+    """Frames of one device.  rows: its page-table rows; None for a tier, whose frames nobody maps."""
 
-    __slots__ = ("flight", "frames", "free", "reclaimable", "ring", "rows", "run")
+    __slots__ = ("device", "flight", "frames", "free", "reclaimable", "ring", "rows", "run")
 
-    def __init__(self, capacity: int, rows: memoryview) -> None:
+    def __init__(self, device: int, capacity: int, rows: memoryview | None) -> None:
+        self.device = device
         self.frames = [FrameState() for _ in range(capacity)]
         self.free = list(range(capacity - 1, -1, -1))
         self.ring: deque[tuple[int, int]] = deque()
@@ -104,8 +120,8 @@ class TwinTables:
     """Requires: calls from one thread; slots and devices that exist; `plan` only when no pass of that device is in flight.
 
     secret       16 bytes, key of the keyed hash
-    capacities   frames per device
-    rows         per device, a writable buffer of RowLayout(slots, entries).total_bytes
+    capacities   frames per device: the compute devices first, then the tiers (a tier may have none yet)
+    rows         per compute device, a writable buffer of RowLayout(slots, entries).total_bytes
     hash_bits    128; a test may truncate the key to see verification catch it (0 = constant)
     """
 
@@ -113,9 +129,15 @@ class TwinTables:
         self, secret: bytes, block_tokens: int, layout: RowLayout, capacities: list[int], rows: list[memoryview],
         hash_bits: int = 128,
     ) -> None:  # fmt: skip
-        if len(secret) != 16 or not 1 <= len(capacities) <= MAX_DEVICES or len(rows) != len(capacities):
-            raise ValueError("core: 16-byte secret and 1..8 devices with one row buffer each")
-        if not 1 <= block_tokens <= 32767 or not 0 <= hash_bits <= 128 or min(capacities) < 1 or min(layout) < 1:
+        if len(secret) != 16 or not 1 <= len(rows) <= len(capacities) <= MAX_DEVICES:
+            raise ValueError("core: 16-byte secret and 1..8 devices, the compute devices first with one row buffer each")
+        if (
+            not 1 <= block_tokens <= 32767
+            or not 0 <= hash_bits <= 128
+            or min(capacities[: len(rows)]) < 1
+            or min(capacities) < 0
+            or min(layout) < 1
+        ):
             raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
         if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
             raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
@@ -123,9 +145,19 @@ class TwinTables:
         self.layout = layout
         self._secret = secret
         self._mask = ((1 << hash_bits) - 1).to_bytes(16, "little")
-        self._pools = [PoolState(c, memoryview(r).cast("B")) for c, r in zip(capacities, rows, strict=True)]
-        self._blocks = [BlockState(len(capacities)) for _ in range(sum(capacities))]
-        self._free_blocks = list(range(len(self._blocks) - 1, -1, -1))
+        self.compute_devices = len(rows)
+        self.now_ns = 0  # set by the kernel once a step; what `used_ns` of blocks is taken from
+        self._pools = [
+            PoolState(d, c, memoryview(rows[d]).cast("B") if d < len(rows) else None) for d, c in enumerate(capacities)
+        ]
+        self._blocks: list[BlockState] = []
+        self._free_blocks: list[int] = []
+        self._ghosts = 0  # blocks without a copy that have children
+        self._newest_root = [-1] * ROOTS  # by domain modulo ROOTS: the block indexed last at depth 0, a hint
+        self._loads: list[int] = []  # of the last admission: block, source device, source frame, frame
+        self._hit_blocks: list[int] = []  # of the last admission
+        self._partial_hits = self._partial_tokens = 0
+        self._more_blocks()
         self._slots = [SlotState() for _ in range(layout.slots)]
         self._free_slots = list(range(layout.slots - 1, -1, -1))
         self._index: dict[bytes, int] = {}
@@ -134,7 +166,20 @@ class TwinTables:
         self._cow = self._merged = self._indexed = self._freed = 0
         frames_bytes = 4 * layout.slots * layout.entries
         for pool in self._pools:
-            pool.rows[layout.frame_offset : layout.frame_offset + frames_bytes] = b"\xff" * frames_bytes
+            if pool.rows is not None:
+                pool.rows[layout.frame_offset : layout.frame_offset + frames_bytes] = b"\xff" * frames_bytes
+
+    def _more_blocks(self) -> None:
+        """Have a block for every frame, and some for ghosts when there are tiers."""
+        frames = sum(len(pool.frames) for pool in self._pools)
+        want = frames + (self._ghost_room(frames) if len(self._pools) > self.compute_devices else 0)
+        have = len(self._blocks)
+        self._blocks.extend(BlockState() for _ in range(have, want))
+        self._free_blocks[:0] = range(want - 1, have - 1, -1)
+
+    @staticmethod
+    def _ghost_room(frames: int) -> int:
+        return max(64, frames // 8)
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -237,29 +282,33 @@ class TwinTables:
     def counters(self) -> Counters:
         return Counters(
             self._hits, self._misses, self._evictions, self._collisions, self._cow, self._merged, self._indexed,
-            self._freed,
+            self._freed, self._partial_hits, self._partial_tokens, self._ghosts,
         )  # fmt: skip
 
     def frame_table(self, device: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
-        """For fsck and policies: state uint8, refs int32, wired int32, block int32, stamp uint64, children int32."""
+        """For fsck: state uint8, refs int32, wired int32, block int32, stamp uint64, filler int32."""
         frames = self._pool(device).frames
         return (
             bytes(f.state for f in frames), array("i", [f.refs for f in frames]).tobytes(),
             array("i", [f.wired for f in frames]).tobytes(), array("i", [f.block for f in frames]).tobytes(),
-            array("Q", [f.stamp for f in frames]).tobytes(), array("i", [f.children for f in frames]).tobytes(),
+            array("Q", [f.stamp for f in frames]).tobytes(), array("i", [f.filler for f in frames]).tobytes(),
         )  # fmt: skip
 
-    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
-        """parent int32, domain int32, depth int32, hits int32, indexed uint8, keys 16 bytes each, copies int32 [blocks, devices]."""
+    def block_table(self) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]:
+        """parent int32, domain int32, depth int32, hits int32, indexed uint8, keys 16 bytes each, copies int32 [blocks, devices],
+        children int32 [blocks, devices], and (nchildren, owners) int32 [blocks, 2]."""
         blocks = self._blocks
-        copies = array("i")
+        devices = len(self._pools)
+        copies, children, family = array("i"), array("i"), array("i")
         for b in blocks:
-            copies.extend(b.copies)
+            copies.extend(b.copies[:devices])
+            children.extend(b.children[:devices])
+            family.extend((b.nchildren, b.owners))
         return (
             array("i", [b.parent for b in blocks]).tobytes(), array("i", [b.domain for b in blocks]).tobytes(),
             array("i", [b.depth for b in blocks]).tobytes(), array("i", [b.hits for b in blocks]).tobytes(),
             bytes(1 if b.indexed else 0 for b in blocks), b"".join(b.key or bytes(16) for b in blocks),
-            copies.tobytes(),
+            copies.tobytes(), children.tobytes(), family.tobytes(),
         )  # fmt: skip
 
     def block_tokens_of(self, b: int) -> bytes:
@@ -296,6 +345,12 @@ class TwinTables:
         if not 0 <= s < len(self._slots) or not self._slots[s].used:
             raise ValueError(f"core: slot {s} is not open")
         return self._slots[s]
+
+    def _rows(self, device: int) -> memoryview:
+        rows = self._pools[device].rows
+        if rows is None:
+            raise ValueError(f"core: device {device} is a tier and has no rows")
+        return rows
 
     def _mapped_tokens(self, slot: SlotState) -> int:
         return (len(slot.frames) - 1) * self.block_tokens + slot.counts[-1] if slot.frames else 0

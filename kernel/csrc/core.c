@@ -31,18 +31,25 @@ int32_t reserve_list(Core *core, size_t want) {
     return fail(core, CORE_NOMEM, "core: no memory for %zu numbers", want);
 }
 
+int32_t reserve_bytes(Core *core, size_t want) {
+    if (grow_array((void **)&core->out.bytes, &core->bytes_room, want, 1)) return 0;
+    return fail(core, CORE_NOMEM, "core: no memory for %zu bytes", want);
+}
+
+void free_pool(Pool *pool) {
+    free(pool->frames);
+    free(pool->free);
+    free(pool->ring_stamp);
+    free(pool->ring_frame);
+    free(pool->run);
+    free(pool->run_spare);
+    free(pool->flight);
+    memset(pool, 0, sizeof *pool);
+}
+
 void core_free(Core *core) {
     if (!core) return;
-    for (int32_t d = 0; d < core->devices; d++) {
-        Pool *pool = &core->pools[d];
-        free(pool->frames);
-        free(pool->free);
-        free(pool->ring_stamp);
-        free(pool->ring_frame);
-        free(pool->run);
-        free(pool->run_spare);
-        free(pool->flight);
-    }
+    for (int32_t d = 0; d < core->devices; d++) free_pool(&core->pools[d]);
     for (int32_t s = 0; core->slots && s < core->nslots; s++) {
         Slot *slot = &core->slots[s];
         free(slot->log);
@@ -58,6 +65,9 @@ void core_free(Core *core) {
     free(core->free_blocks);
     free(core->index);
     free(core->hits);
+    free(core->loads);
+    free(core->found);
+    free(core->out.bytes);
     free(core->out.seqs);
     free(core->out.tokens);
     free(core->out.copies);
@@ -84,8 +94,9 @@ static void *table(size_t items, size_t item_bytes) {
     return array;
 }
 
-static bool new_pool(Pool *pool, int32_t capacity, int32_t nslots) {
-    size_t n = (size_t)capacity, slots = (size_t)nslots;
+/* nslots 0: a tier, where nothing runs. */
+bool new_pool(Pool *pool, int32_t capacity, int32_t nslots) {
+    size_t n = (size_t)(capacity ? capacity : 1), slots = (size_t)(nslots ? nslots : 1);
     pool->capacity = pool->nfree = capacity;
     pool->ring_room = 2 * capacity + 16;
     pool->frames = table(n, sizeof *pool->frames);
@@ -105,9 +116,58 @@ static bool new_pool(Pool *pool, int32_t capacity, int32_t nslots) {
     return true;
 }
 
+int32_t ghost_room(int32_t frames) { return frames / 8 > 64 ? frames / 8 : 64; }
+
+/* Have a block for every frame, and some for ghosts when there are tiers.  CORE_NOMEM leaves everything as it was. */
+int32_t more_blocks(Core *core) {
+    int32_t frames = 0, have = core->nblocks;
+    for (int32_t d = 0; d < core->devices; d++) frames += core->pools[d].capacity;
+    int32_t want = frames + (core->devices > core->computes ? ghost_room(frames) : 0);
+    if (want <= have) return 0;
+    size_t n = (size_t)want, row = (size_t)core->block_tokens, size = 16;
+    while (size < 2 * n) size *= 2;
+    Block *blocks = table(n, sizeof *blocks);
+    int32_t *tokens = table(n, row * sizeof *tokens), *free_blocks = malloc(n * sizeof *free_blocks);
+    uint64_t *index = table(size, sizeof *index);
+    if (!blocks || !tokens || !free_blocks || !index) {
+        free(blocks);
+        free(tokens);
+        free(free_blocks);
+        free(index);
+        return fail(core, CORE_NOMEM, "core: no memory for %d blocks", want);
+    }
+    if (have) {
+        memcpy(blocks, core->blocks, (size_t)have * sizeof *blocks);
+        memcpy(tokens, core->block_tokens_at, (size_t)have * row * sizeof *tokens);
+    }
+    int32_t fresh = want - have;
+    if (core->nfree_blocks)
+        memcpy(free_blocks + fresh, core->free_blocks, (size_t)core->nfree_blocks * sizeof *free_blocks);
+    free(core->blocks);
+    free(core->block_tokens_at);
+    free(core->free_blocks);
+    free(core->index);
+    core->blocks = blocks;
+    core->block_tokens_at = tokens;
+    core->free_blocks = free_blocks;
+    core->index = index;
+    core->index_mask = size - 1;
+    core->nblocks = want;
+    int32_t kept = core->nfree_blocks;
+    for (int32_t b = 0; b < have; b++)
+        if (indexed(&core->blocks[b])) index_insert(core, core->blocks[b].key, b);
+    core->nfree_blocks = 0;
+    for (int32_t b = want - 1; b >= have; b--) {
+        block_blank(&core->blocks[b]);
+        core->free_blocks[core->nfree_blocks++] = b;
+    }
+    core->nfree_blocks += kept;
+    return 0;
+}
+
 /* NULL: no memory.  The caller has checked every argument. */
 Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32_t entries, int32_t devices,
-               const int32_t *capacities, int32_t hash_bits) {
+               int32_t computes, const int32_t *capacities, int32_t hash_bits) {
     Core *core = calloc(1, sizeof *core);
     if (!core) return NULL;
     uint64_t k0, k1;
@@ -121,28 +181,19 @@ Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32
     core->nslots = core->nfree_slots = slots;
     core->entries = entries;
     core->devices = devices;
+    core->computes = computes;
+    for (int32_t k = 0; k < ROOTS; k++) core->roots[k] = -1;
     bool ok = true;
-    for (int32_t d = 0; d < devices; d++) {
-        core->nblocks += capacities[d];
-        ok = new_pool(&core->pools[d], capacities[d], slots) && ok;
-    }
-    size_t n = (size_t)core->nblocks, size = 16;
-    while (size < 2 * n) size *= 2;
-    core->index_mask = size - 1;
-    core->blocks = table(n, sizeof *core->blocks);
-    core->block_tokens_at = table(n, (size_t)block_tokens * sizeof(int32_t));
-    core->free_blocks = malloc(n * sizeof *core->free_blocks);
+    for (int32_t d = 0; d < devices; d++) ok = new_pool(&core->pools[d], capacities[d], d < computes ? slots : 0) && ok;
+    ok = ok && more_blocks(core) == 0;
     core->slots = table((size_t)slots, sizeof *core->slots);
     core->free_slots = malloc((size_t)slots * sizeof *core->free_slots);
-    core->index = table(size, sizeof *core->index);
     core->hits = malloc((size_t)entries * sizeof *core->hits);
     ok = grow_array((void **)&core->out.list, &core->list_room, (size_t)slots, sizeof(int32_t)) && ok;
-    if (!ok || !core->blocks || !core->block_tokens_at || !core->free_blocks || !core->slots || !core->free_slots ||
-        !core->index || !core->hits) {
+    if (!ok || !core->slots || !core->free_slots || !core->hits) {
         core_free(core);
         return NULL;
     }
-    for (int32_t b = core->nblocks - 1; b >= 0; b--) block_free(core, b);
     for (int32_t s = 0; s < slots; s++) core->free_slots[s] = slots - 1 - s;
     return core;
 }

@@ -30,15 +30,17 @@ typedef struct {
     float *logprobs;    /* commit: of the tokens kept */
     int32_t *kept;      /* commit: index of each among the sampled */
     int32_t *finished;  /* commit: pairs (slot, reason) */
+    uint8_t *bytes;     /* residency, copied, describe, facts: see there */
+    int64_t now_ns;     /* set by the caller once a step: what `used_ns` of blocks is taken from */
     int32_t *list;      /* fork, oldest, rollback, run_slots, slots_used: slots or blocks */
-    int32_t status, shortage, mapped, fresh;           /* admit, plan */
+    int32_t status, shortage, mapped, fresh, loads;    /* admit, plan */
     int32_t sequences, histories, samples;             /* plan */
     int32_t ntokens, ncopies, nkept, nfinished, nlist; /* lengths of the above */
     int32_t computed, ready, blocked_by;               /* advance */
 } CoreOut;
 
 Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32_t entries, int32_t devices,
-               const int32_t *capacities, int32_t hash_bits);
+               int32_t computes, const int32_t *capacities, int32_t hash_bits);
 void core_free(Core *core);
 void core_attach_rows(Core *core, int32_t device, uint8_t *frame, uint8_t *shift, uint8_t *count, uint8_t *generation);
 CoreOut *core_out(Core *core);
@@ -53,7 +55,9 @@ const int32_t *core_log(Core *core, int32_t slot, int32_t *ntokens);
 int32_t core_truncate(Core *core, int32_t slot, int32_t length);
 int32_t core_drop(Core *core, int32_t slot);
 int32_t core_fork(Core *core, int32_t slot, int32_t n);
-int32_t core_admit(Core *core, int32_t slot, int32_t reserve_frames);
+int32_t core_admit(Core *core, int32_t slot, int32_t reserve_frames, int32_t sources, int32_t first_load,
+                   int32_t partial_tokens);
+int32_t core_skip_loading(Core *core, int32_t slot);
 int32_t core_oldest(Core *core, int32_t device, int32_t want);
 int32_t core_evict(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks);
 
@@ -84,16 +88,47 @@ void core_pagemap(Core *core, int32_t slot, int32_t *frames, int16_t *counts, in
                   int32_t *hits);
 void core_counters(const Core *core, int64_t *counters);
 void core_frame_table(Core *core, int32_t device, uint8_t *state, int32_t *refs, int32_t *wired, int32_t *block,
-                      uint64_t *stamp, int32_t *children);
+                      uint64_t *stamp, int32_t *filler);
 int32_t core_blocks(const Core *core);
 void core_block_table(Core *core, int32_t *parent, int32_t *domain, int32_t *depth, int32_t *hits, uint8_t *indexed,
-                      uint8_t *keys, int32_t *copies);
+                      uint8_t *keys, int32_t *copies, int32_t *children, int32_t *family);
 int32_t core_block_tokens_of(Core *core, int32_t block, int32_t *tokens);
 int32_t core_key_of(Core *core, int32_t slot, int32_t i, uint8_t *key);
 int32_t core_find_key(Core *core, const uint8_t *key);
 int32_t core_pending_copy(Core *core, int32_t slot);
 int32_t core_slots_used(Core *core);
 int32_t core_slot_device(Core *core, int32_t slot);
+
+int32_t core_set_capacity(Core *core, int32_t device, int32_t frames);
+int32_t core_loads(Core *core);
+int32_t core_hit_blocks(Core *core);
+int32_t core_begin_copy(Core *core, int32_t source, int32_t target, const int32_t *blocks, int32_t nblocks);
+int32_t core_save_tail(Core *core, int32_t slot, int32_t target);
+int32_t core_wire(Core *core, int32_t device, const int32_t *frames, int32_t nframes);
+int32_t core_unwire(Core *core, int32_t device, const int32_t *frames, int32_t nframes);
+int32_t core_landed(Core *core, int32_t device, const int32_t *frames, int32_t nframes, const uint8_t *good);
+int32_t core_forget_copies(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks);
+int32_t core_forget_tail(Core *core, int32_t slot);
+int32_t core_touch(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks);
+int32_t core_claim(Core *core, int32_t device, const int32_t *frames, int32_t nframes);
+int32_t core_unclaim(Core *core, int32_t device, int32_t frame);
+int32_t core_adopt(Core *core, int32_t device, int32_t frame, int32_t domain, const uint8_t *root, int32_t parent,
+                   const uint8_t *tokens, int32_t ntokens);
+int32_t core_residency(Core *core, int32_t slot);
+int32_t core_loading(Core *core, int32_t slot);
+int32_t core_row_blocks(Core *core, int32_t slot);
+int32_t core_log_blocks(Core *core, int32_t slot);
+int32_t core_tail_of(Core *core, int32_t slot);
+int32_t core_copied(Core *core, const int32_t *blocks, int32_t nblocks, int32_t devices);
+int32_t core_copies_of(Core *core, int32_t block);
+int32_t core_describe(Core *core, const int32_t *blocks, int32_t nblocks);
+int32_t core_facts(Core *core, const int32_t *blocks, int32_t nblocks);
+int32_t core_note(Core *core, int32_t slot, int32_t kind, int32_t turn, int64_t due_ns);
+int32_t core_prioritise(Core *core, int32_t slot, int32_t start, int32_t end, int32_t priority);
+int32_t core_sample(Core *core, int32_t device, int32_t want, uint64_t seed);
+int32_t core_evictable(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks, int32_t want);
+int32_t core_chain(Core *core, int32_t device, int32_t leaf, int32_t want);
+int32_t core_ghosts(const Core *core);
 /* END */
 
 #endif

@@ -1,32 +1,75 @@
 /* Frames, blocks, and the ring of reclaimable frames. */
+#include <stdlib.h>
+
 #include "state.h"
+
+static int32_t sweep(Core *core);
+
+int32_t block_alloc(Core *core) {
+    if (core->nfree_blocks == 0) TRY(sweep(core));
+    if (core->nfree_blocks == 0) return fail(core, CORE_PANIC, "no free block where one was counted");
+    return core->free_blocks[--core->nfree_blocks];
+}
+
+void add_copy(Core *core, int32_t b, int32_t device, int32_t f) {
+    Block *block = &core->blocks[b];
+    if (indexed(block) && !has_copy(block)) core->nghosts--;
+    block->copies[device] = f;
+    if (block->parent >= 0) core->blocks[block->parent].children[device]++;
+}
+
+/* A frame for block b, which has none on this device.  Nobody maps it yet. */
+int32_t copy_alloc(Core *core, int32_t device, int32_t b) {
+    Pool *pool = &core->pools[device];
+    if (pool->nfree == 0) return fail(core, CORE_PANIC, "no free frame where one was counted");
+    int32_t f = pool->free[--pool->nfree];
+    Frame *frame = &pool->frames[f];
+    frame->state = FILLING;
+    frame->filler = -1;
+    frame->known = 0;
+    frame->block = b;
+    frame->indexed = indexed(&core->blocks[b]);
+    add_copy(core, b, device, f);
+    return f;
+}
 
 int32_t frame_alloc(Core *core, int32_t device, int32_t s) {
     Pool *pool = &core->pools[device];
-    if (pool->nfree == 0 || core->nfree_blocks == 0) return fail(core, CORE_PANIC, "no free frame where one was counted");
+    if (pool->nfree == 0) return fail(core, CORE_PANIC, "no free frame where one was counted");
+    int32_t b = block_alloc(core);
+    TRY(b);
     int32_t f = pool->free[--pool->nfree];
-    int32_t b = core->free_blocks[--core->nfree_blocks];
     Frame *frame = &pool->frames[f];
     frame->state = FILLING;
     frame->refs = 1;
     frame->filler = s;
+    frame->known = 0;
     frame->block = b;
     core->blocks[b].copies[device] = f; /* a free block is blank: block_free made it so */
     return f;
 }
 
-static void block_blank(Block *block) {
-    block->key = (Key){0, 0};
-    block->parent = -1;
-    block->domain = 0;
-    block->depth = -1;
-    block->hits = 0;
+void block_blank(Block *block) {
+    memset(block, 0, sizeof *block);
+    block->parent = block->depth = block->child = block->sibling = -1;
+    block->priority = 50;
     for (int d = 0; d < MAX_DEVICES; d++) block->copies[d] = -1;
 }
 
+/* Nobody has or wants it: forget it, and with it every ghost that was only kept for its sake. */
 void block_free(Core *core, int32_t b) {
-    block_blank(&core->blocks[b]);
-    core->free_blocks[core->nfree_blocks++] = b;
+    while (b >= 0) {
+        Block *block = &core->blocks[b];
+        int32_t parent = block->parent;
+        if (indexed(block)) index_remove(core, block->key, b);
+        block_blank(block);
+        core->free_blocks[core->nfree_blocks++] = b;
+        if (parent < 0) return;
+        Block *above = &core->blocks[parent];
+        if (--above->nchildren || has_copy(above)) return;
+        core->nghosts--;
+        b = parent;
+    }
 }
 
 /* The ring holds at most twice as many entries as there are frames; then those that count no longer are swept out. */
@@ -49,33 +92,50 @@ static void ring_push(Pool *pool, int32_t f, uint64_t stamp) {
     pool->ring_length = kept;
 }
 
-/* No entry names frame f: keep it as cache if it can be found, free it otherwise. */
+/* Make a reclaimable frame the most recently used one. */
+void stamp_frame(Core *core, int32_t device, int32_t f) {
+    Pool *pool = &core->pools[device];
+    pool->frames[f].stamp = ++core->clock;
+    ring_push(pool, f, pool->frames[f].stamp);
+}
+
+/* No entry names frame f: keep it as cache if it can be found, or is a saved tail; free it otherwise. */
 void frame_retire(Core *core, int32_t device, int32_t f) {
     Pool *pool = &core->pools[device];
     Frame *frame = &pool->frames[f];
-    if (frame->state == VALID && frame->indexed) {
-        frame->stamp = ++core->clock;
+    if (frame->state == VALID && (frame->indexed || saved_tail(&core->blocks[frame->block]))) {
+        if (frame->indexed) core->blocks[frame->block].used_ns = core->out.now_ns;
         pool->reclaimable++;
-        ring_push(pool, f, frame->stamp);
+        stamp_frame(core, device, f);
     } else {
         frame_free(core, device, f);
     }
 }
 
+static void forget_tail(Core *core, int32_t b) {
+    for (int32_t s = 0; s < core->nslots; s++) {
+        Slot *slot = &core->slots[s];
+        if (slot->used && slot->tail_block == b) {
+            slot->tail_block = -1;
+            slot->tail_end = 0;
+        }
+    }
+    core->blocks[b].child = 0;
+}
+
 void frame_free(Core *core, int32_t device, int32_t f) {
     Pool *pool = &core->pools[device];
     Frame *frame = &pool->frames[f];
-    Block *block = &core->blocks[frame->block];
-    if (frame->indexed && block->parent >= 0) {
-        int32_t above = core->blocks[block->parent].copies[device];
-        if (above >= 0) pool->frames[above].children--;
-    }
+    int32_t b = frame->block;
+    Block *block = &core->blocks[b];
+    if (block->parent >= 0) core->blocks[block->parent].children[device]--;
     block->copies[device] = -1;
-    int32_t left = -1; /* any other copy? all bits stay set only if every entry is -1 */
-    for (int d = 0; d < MAX_DEVICES; d++) left &= block->copies[d];
-    if (left == -1) {
-        if (frame->indexed) index_remove(core, block->key, frame->block);
-        block_free(core, frame->block);
+    if (!has_copy(block)) {
+        if (saved_tail(block)) forget_tail(core, b);
+        if (block->nchildren)
+            core->nghosts++;
+        else
+            block_free(core, b);
     }
     if (frame->stamp) {
         frame->stamp = 0;
@@ -85,9 +145,55 @@ void frame_free(Core *core, int32_t device, int32_t f) {
     frame->indexed = 0;
     frame->block = -1;
     frame->filler = -1;
-    frame->children = 0;
+    frame->known = 0;
     pool->free[pool->nfree++] = f;
     core->n_freed++;
+}
+
+/* The slot will not come back to its saved tail. */
+void leave_tail(Core *core, Slot *slot) {
+    int32_t b = slot->tail_block;
+    slot->tail_block = -1;
+    slot->tail_end = 0;
+    if (b < 0 || --core->blocks[b].child) return;
+    int32_t copies[MAX_DEVICES];
+    memcpy(copies, core->blocks[b].copies, sizeof copies);
+    for (int32_t d = 0; d < core->devices; d++)
+        if (copies[d] >= 0 && core->pools[d].frames[copies[d]].wired == 0) frame_free(core, d, copies[d]);
+}
+
+/* Too many ghosts: give up what continues them in the tiers, and with that the ghosts themselves. */
+static int32_t sweep(Core *core) {
+    enum { UNKNOWN, SAFE, DOOMED };
+    uint8_t *state = calloc((size_t)core->nblocks, 1);
+    int32_t *path = malloc((size_t)core->nblocks * sizeof *path);
+    if (!state || !path) {
+        free(state);
+        free(path);
+        return fail(core, CORE_NOMEM, "core: no memory to sweep %d blocks", core->nblocks);
+    }
+    for (int32_t first = 0; first < core->nblocks; first++) {
+        int32_t length = 0, b = first;
+        while (b >= 0 && state[b] == UNKNOWN) {
+            path[length++] = b;
+            const Block *block = &core->blocks[b];
+            if (block->nchildren && !has_copy(block)) {
+                state[b] = DOOMED;
+            } else {
+                b = block->parent;
+            }
+        }
+        uint8_t verdict = b < 0 ? SAFE : state[b];
+        for (int32_t k = 0; k < length; k++) state[path[k]] = verdict;
+    }
+    free(path);
+    for (int32_t d = 0; d < core->devices; d++)
+        for (int32_t f = 0; f < core->pools[d].capacity; f++) {
+            const Frame *frame = &core->pools[d].frames[f];
+            if (frame->stamp && frame->wired == 0 && state[frame->block] == DOOMED) frame_free(core, d, f);
+        }
+    free(state);
+    return 0;
 }
 
 static inline int32_t ring_at(const Pool *pool, int32_t i) {
@@ -118,22 +224,27 @@ int32_t core_oldest(Core *core, int32_t device, int32_t want) {
 int32_t core_evict(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks) {
     CHECK_DEVICE(core, device);
     Pool *pool = &core->pools[device];
-    for (int32_t i = 0; i < nblocks; i++)
-        if (blocks[i] < 0 || blocks[i] >= core->nblocks)
-            return fail(core, CORE_INVALID, "core: evict names a block that does not exist");
+    CHECK_BLOCKS(core, blocks, nblocks, "evict");
     int32_t done = 0;
-    for (int32_t i = 0; i < nblocks && i < 24; i++) __builtin_prefetch(&core->blocks[blocks[i]], 1);
+    for (int32_t i = 0; i < nblocks && i < 24; i++) {
+        __builtin_prefetch(&core->blocks[blocks[i]], 1);
+        __builtin_prefetch(core->blocks[blocks[i]].children, 1);
+    }
     for (int32_t i = 0; i < nblocks; i++) {
-        if (i + 24 < nblocks) __builtin_prefetch(&core->blocks[blocks[i + 24]], 1);
+        if (i + 24 < nblocks) {
+            __builtin_prefetch(&core->blocks[blocks[i + 24]], 1);
+            __builtin_prefetch(core->blocks[blocks[i + 24]].children, 1);
+        }
         if (i + 12 < nblocks) {
             const Block *ahead = &core->blocks[blocks[i + 12]];
             if (ahead->copies[device] >= 0) __builtin_prefetch(&pool->frames[ahead->copies[device]], 1);
             index_prefetch(core, ahead->key);
+            if (ahead->parent >= 0) __builtin_prefetch(core->blocks[ahead->parent].children, 1);
         }
         int32_t f = core->blocks[blocks[i]].copies[device];
         if (f < 0) continue;
         const Frame *frame = &pool->frames[f];
-        if (frame->stamp && frame->refs == 0 && frame->wired == 0 && frame->children == 0) {
+        if (frame->stamp && frame->refs == 0 && frame->wired == 0 && core->blocks[blocks[i]].children[device] == 0) {
             frame_free(core, device, f);
             core->n_evictions++;
             done++;

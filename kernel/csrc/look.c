@@ -99,14 +99,15 @@ void core_pagemap(Core *core, int32_t s, int32_t *frames, int16_t *counts, int32
 }
 
 void core_counters(const Core *core, int64_t *counters) {
-    const int64_t values[COUNTERS] = {core->n_hits, core->n_misses, core->n_evictions, core->n_collisions,
-                                      core->n_cow,  core->n_merged, core->n_indexed,   core->n_freed};
+    const int64_t values[COUNTERS] = {core->n_hits,    core->n_misses,  core->n_evictions,    core->n_collisions,
+                                      core->n_cow,     core->n_merged,  core->n_indexed,      core->n_freed,
+                                      core->n_partial_hits, core->n_partial_tokens, core->nghosts};
     memcpy(counters, values, sizeof values);
 }
 
 /* Requires: a device that exists, arrays of its capacity. */
 void core_frame_table(Core *core, int32_t device, uint8_t *state, int32_t *refs, int32_t *wired, int32_t *block,
-                      uint64_t *stamp, int32_t *children) {
+                      uint64_t *stamp, int32_t *filler) {
     const Pool *pool = &core->pools[device];
     for (int32_t f = 0; f < pool->capacity; f++) {
         const Frame *frame = &pool->frames[f];
@@ -115,23 +116,26 @@ void core_frame_table(Core *core, int32_t device, uint8_t *state, int32_t *refs,
         wired[f] = frame->wired;
         block[f] = frame->block;
         stamp[f] = frame->stamp;
-        children[f] = frame->children;
+        filler[f] = frame->filler;
     }
 }
 
 int32_t core_blocks(const Core *core) { return core->nblocks; }
 
 void core_block_table(Core *core, int32_t *parent, int32_t *domain, int32_t *depth, int32_t *hits, uint8_t *indexed,
-                      uint8_t *keys, int32_t *copies) {
+                      uint8_t *keys, int32_t *copies, int32_t *children, int32_t *family) {
     for (int32_t b = 0; b < core->nblocks; b++) {
         const Block *block = &core->blocks[b];
         parent[b] = block->parent;
         domain[b] = block->domain;
-        depth[b] = block->depth < 0 ? 0 : block->depth;
-        hits[b] = block->hits;
+        depth[b] = depth_of(block);
+        hits[b] = block->depth < -1 ? 0 : block->hits;
         indexed[b] = block->depth >= 0;
         memcpy(keys + (size_t)b * sizeof block->key, &block->key, sizeof block->key);
         memcpy(copies + (size_t)b * (size_t)core->devices, block->copies, (size_t)core->devices * sizeof *copies);
+        memcpy(children + (size_t)b * (size_t)core->devices, block->children, (size_t)core->devices * sizeof *children);
+        family[2 * b] = block->nchildren;
+        family[2 * b + 1] = block->depth < -1 ? block->child : 0;
     }
 }
 

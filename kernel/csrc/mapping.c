@@ -6,7 +6,8 @@
 bool writable(const Core *core, int32_t s, int32_t i) {
     const Slot *slot = &core->slots[s];
     const Frame *frame = &core->pools[slot->device].frames[slot->frames[i]];
-    if (frame->indexed) return frame->state == FILLING && frame->filler == s;
+    if (frame->indexed) return frame->state != VALID && frame->filler == s;
+    if (frame->state == LOADING) return frame->refs == 1 && frame->filler == s;
     return frame->refs == 1 && frame->wired == 0;
 }
 
@@ -32,7 +33,7 @@ int32_t copy_on_write(Core *core, int32_t s, int32_t i) {
 int32_t open_entry(Core *core, int32_t s, int32_t i) {
     if (!writable(core, s, i)) return copy_on_write(core, s, i);
     Frame *frame = frame_of(core, &core->slots[s], i);
-    if (!frame->indexed) { /* it may be VALID: a private block that was cut */
+    if (!frame->indexed && frame->state != LOADING) { /* it may be VALID: a private block that was cut */
         frame->state = FILLING;
         frame->filler = s;
     }
@@ -40,7 +41,7 @@ int32_t open_entry(Core *core, int32_t s, int32_t i) {
 }
 
 /* The block indexed under key i, verified: parent, domain and tokens must be equal too (I6).  -1: none or another. */
-static int32_t find_block(Core *core, const Slot *slot, int32_t i, int32_t parent) {
+int32_t find_block(Core *core, const Slot *slot, int32_t i, int32_t parent) {
     int32_t b = index_find(core, slot->keys[i]);
     if (b < 0) return -1;
     const Block *block = &core->blocks[b];
@@ -74,11 +75,12 @@ static inline void look_ahead(const Core *core, const Slot *slot, int32_t i, int
     }
 }
 
-/* Frames of the indexed blocks that continue the row at `tail`, into core->hits; *held: how many are reclaimable now. */
-static int32_t lookup(Core *core, const Slot *slot, int32_t tail, int32_t *held) {
+/* Known blocks that continue the row at `tail`, into core->hits; how many there are.  *hits: how many of them, from the
+ * first, have a frame on this device; *held: how many of those are reclaimable now. */
+static int32_t lookup(Core *core, const Slot *slot, int32_t tail, int32_t *hits, int32_t *held) {
     const Pool *pool = &core->pools[slot->device];
-    int32_t parent = -1, nhits = 0, end = blocks_in(core, slot->length);
-    *held = 0;
+    int32_t parent = -1, n = 0, end = blocks_in(core, slot->length);
+    *held = *hits = 0;
     if (tail) {
         const Frame *frame = &pool->frames[slot->frames[tail - 1]];
         if (!frame->indexed) return 0;
@@ -90,13 +92,16 @@ static int32_t lookup(Core *core, const Slot *slot, int32_t tail, int32_t *held)
     for (int32_t i = tail; i < end; i++) {
         look_ahead(core, slot, i, end, guesses);
         int32_t b = find_block(core, slot, i, parent);
-        int32_t f = b >= 0 ? core->blocks[b].copies[slot->device] : -1;
-        if (f < 0) break;
-        if (pool->frames[f].stamp) ++*held;
-        core->hits[nhits++] = f;
+        if (b < 0) break;
+        int32_t f = core->blocks[b].copies[slot->device];
+        if (f >= 0 && *hits == n) {
+            ++*hits;
+            if (pool->frames[f].stamp) ++*held;
+        }
+        core->hits[n++] = b;
         parent = b;
     }
-    return nhits;
+    return n;
 }
 
 /* Will computing the rest of the log write the row's last entry, which is partial? */
@@ -123,10 +128,10 @@ int32_t index_entry(Core *core, int32_t s, int32_t i) {
     Slot *slot = &core->slots[s];
     Pool *pool = &core->pools[slot->device];
     int32_t f = slot->frames[i], parent = -1;
-    Frame *frame = &pool->frames[f], *above = NULL;
+    Frame *frame = &pool->frames[f];
     if (frame->indexed) return 0;
     if (i) {
-        above = &pool->frames[slot->frames[i - 1]];
+        const Frame *above = &pool->frames[slot->frames[i - 1]];
         if (!above->indexed) return 0;
         parent = above->block;
     }
@@ -137,8 +142,8 @@ int32_t index_entry(Core *core, int32_t s, int32_t i) {
         Block *known = &core->blocks[other];
         if (known->copies[slot->device] >= 0) return merge(core, s, i, known->copies[slot->device]);
         block_free(core, frame->block); /* it exists on another device: this frame becomes its copy here */
-        known->copies[slot->device] = f;
         frame->block = other;
+        add_copy(core, other, slot->device, f);
     } else {
         Block *block = &core->blocks[frame->block];
         size_t size = (size_t)core->block_tokens;
@@ -147,11 +152,20 @@ int32_t index_entry(Core *core, int32_t s, int32_t i) {
         block->parent = parent;
         block->domain = slot->domain;
         block->depth = i * core->block_tokens;
+        block->used_ns = core->out.now_ns;
         index_insert(core, key, frame->block);
         core->n_indexed++;
+        int32_t *newest = &core->roots[(uint32_t)slot->domain % ROOTS];
+        if (parent >= 0) {
+            Block *before = &core->blocks[parent];
+            before->nchildren++;
+            before->children[slot->device]++;
+            newest = &before->child;
+        }
+        block->sibling = *newest;
+        *newest = frame->block;
     }
     frame->indexed = 1;
-    if (above) above->children++;
     return 0;
 }
 
@@ -190,40 +204,185 @@ static int32_t admitted(CoreOut *out, int32_t status, int32_t shortage, int32_t 
     return 0;
 }
 
-int32_t core_admit(Core *core, int32_t s, int32_t reserve) {
+/* Make frame f wait for a copy of block b from the first device of `sources` that has one.  0: none has. */
+static int32_t load_from(Core *core, int32_t b, int32_t sources, int32_t device, int32_t f) {
+    for (int32_t d = 0; d < core->devices; d++) {
+        int32_t g = core->blocks[b].copies[d];
+        if (g < 0 || !(sources >> d & 1)) continue;
+        if (!grow_array((void **)&core->loads, &core->loads_room, (size_t)core->nloads + 4, sizeof *core->loads))
+            return fail(core, CORE_NOMEM, "core: no memory for %d loads", core->nloads / 4 + 1);
+        Frame *frame = &core->pools[device].frames[f], *source = &core->pools[d].frames[g];
+        frame->state = LOADING;
+        frame->filler = -1;
+        if (frame->wired++ == 0) core->pools[device].wired++;
+        if (source->wired++ == 0) core->pools[d].wired++;
+        if (source->stamp) stamp_frame(core, d, g); /* it has been used */
+        int32_t *load = core->loads + core->nloads;
+        load[0] = b;
+        load[1] = d;
+        load[2] = g;
+        load[3] = f;
+        core->nloads += 4;
+        return 1;
+    }
+    return 0;
+}
+
+/* Map known block b, which no frame before it in the row's chain leads to on this device: it is loaded, or computed by s. */
+static int32_t bring(Core *core, int32_t s, int32_t i, int32_t b, int32_t sources) {
+    Slot *slot = &core->slots[s];
+    Pool *pool = &core->pools[slot->device];
+    core->blocks[b].hits++;
+    int32_t f = core->blocks[b].copies[slot->device];
+    if (f >= 0) {
+        frame_take(core, slot->device, f);
+        map_entry(core, s, i, f, core->block_tokens);
+        return 0;
+    }
+    f = copy_alloc(core, slot->device, b);
+    TRY(f);
+    pool->frames[f].refs = 1;
+    pool->frames[f].filler = s;
+    map_entry(core, s, i, f, core->block_tokens);
+    return load_from(core, b, sources, slot->device, f);
+}
+
+/* Load the first n tokens of block b into a frame of this slot's own for entry i.  0: nobody in `sources` has it. */
+static int32_t borrow(Core *core, int32_t s, int32_t i, int32_t b, int32_t n, int32_t sources) {
+    Slot *slot = &core->slots[s];
+    bool there = false;
+    for (int32_t d = 0; d < core->devices; d++) there |= core->blocks[b].copies[d] >= 0 && (sources >> d & 1);
+    if (!there) return 0;
+    int32_t own = frame_alloc(core, slot->device, s), rest = slot->length - i * core->block_tokens;
+    TRY(own);
+    map_entry(core, s, i, own, rest < core->block_tokens ? rest : core->block_tokens);
+    TRY(load_from(core, b, sources, slot->device, own));
+    core->pools[slot->device].frames[own].filler = s;
+    core->pools[slot->device].frames[own].known = n;
+    return 1;
+}
+
+enum { ALIKE = 8 }; /* blocks looked at for one that begins like the rest of a log */
+
+/* A block that continues the row's last block, or begins the domain, and shares most first tokens with entry i; *most:
+ * how many.  Looks at the eight that were indexed last. */
+static int32_t alike(const Core *core, const Slot *slot, int32_t i, int32_t *most) {
+    int32_t size = core->block_tokens, parent = -1, best = -1;
+    int32_t rest = slot->length - i * size, end = rest < size ? rest : size;
+    *most = 0;
+    if (i) {
+        const Frame *frame = &core->pools[slot->device].frames[slot->frames[i - 1]];
+        if (!frame->indexed) return -1;
+        parent = frame->block;
+    }
+    int32_t b = i ? core->blocks[parent].child : core->roots[(uint32_t)slot->domain % ROOTS];
+    for (int32_t look = 0; look < ALIKE && b >= 0; look++) {
+        const Block *block = &core->blocks[b];
+        if (!indexed(block) || block->parent != parent || block->domain != slot->domain) break;
+        const int32_t *tokens = core->block_tokens_at + (size_t)b * (size_t)size, *log = slot->log + (size_t)i * (size_t)size;
+        int32_t n = 0;
+        while (n < end && tokens[n] == log[n]) n++;
+        if (n > *most && has_copy(block)) {
+            best = b;
+            *most = n;
+        }
+        b = block->sibling;
+    }
+    if (*most > rest - 1) *most = rest - 1; /* the log's last token is always computed */
+    return best;
+}
+
+/* Map entry i with some first tokens that are known: of the saved tail, or of a block that begins like it.  Entries mapped. */
+static int32_t resume(Core *core, int32_t s, int32_t i, int32_t sources, int32_t partial) {
+    Slot *slot = &core->slots[s];
+    Pool *pool = &core->pools[slot->device];
+    int32_t size = core->block_tokens, rest = slot->length - i * size, n;
+    if (rest <= 0) return 0;
+    if (slot->tail_block >= 0 && i * size < slot->tail_end && slot->tail_end <= i * size + (rest < size ? rest : size)) {
+        int32_t done = borrow(core, s, i, slot->tail_block, slot->tail_end - i * size, sources);
+        TRY(done);
+        if (done && rest >= size) TRY(index_entry(core, s, i));
+        return done;
+    }
+    if (partial <= 0 || slot->length < 2) return 0;
+    int32_t b = alike(core, slot, i, &n);
+    if (n < partial || b < 0) return 0;
+    int32_t f = core->blocks[b].copies[slot->device];
+    if (f >= 0 && pool->frames[f].state == VALID && slot->pending_src < 0) {
+        int32_t own = frame_alloc(core, slot->device, s);
+        TRY(own);
+        map_entry(core, s, i, own, rest < size ? rest : size);
+        pool->frames[own].known = n;
+        slot->pending_src = f;
+        slot->pending_entry = i;
+        if (pool->frames[f].wired++ == 0) pool->wired++;
+        if (pool->frames[f].stamp) { /* no victim before the copy is made */
+            pool->frames[f].stamp = 0;
+            pool->reclaimable--;
+        }
+        core->n_cow++;
+    } else {
+        int32_t done = borrow(core, s, i, b, n, sources);
+        if (done <= 0) return done;
+    }
+    core->n_partial_hits++;
+    core->n_partial_tokens += n;
+    if (rest >= size) TRY(index_entry(core, s, i));
+    return 1;
+}
+
+int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int32_t first_load, int32_t partial) {
     CHECK_SLOT(core, s);
     Slot *slot = &core->slots[s];
     CHECK_IDLE(core, slot);
     Pool *pool = &core->pools[slot->device];
     int32_t size = core->block_tokens, needed = blocks_for(core, slot->length);
+    core->nloads = core->nfound = core->out.loads = 0;
     if (needed > core->entries)
         return fail(core, CORE_INVALID, "core: %d tokens do not fit a row of %d entries", slot->length, core->entries);
     TRY(reserve_frames(core, slot, needed));
-    int32_t tail = slot->nframes, held; /* tail: the first entry that is missing or partly filled */
+    int32_t tail = slot->nframes, hits, held; /* tail: the first entry that is missing or partly filled */
     if (tail && slot->counts[tail - 1] < size) tail--;
-    int32_t nhits = lookup(core, slot, tail, &held);
-    bool keeps_tail = !nhits && tail < slot->nframes;
-    int32_t fresh = needed - tail - nhits - keeps_tail;
+    int32_t nchain = lookup(core, slot, tail, &hits, &held);
+    bool keeps_tail = !hits && tail < slot->nframes;
+    if (keeps_tail) nchain = 0;
+    int32_t fresh = needed - tail - hits - keeps_tail;
     if (keeps_tail && tail_written(core, slot) && !writable(core, s, tail)) fresh++;
     int64_t available = (int64_t)pool->nfree + pool->reclaimable - held;
-    if (nhits && tail < slot->nframes && slot->frames[tail] != core->hits[0]) {
+    int32_t first_frame = hits ? core->blocks[core->hits[0]].copies[slot->device] : -1;
+    if (hits && tail < slot->nframes && slot->frames[tail] != first_frame) {
         const Frame *old = frame_of(core, slot, tail); /* the partial tail that a whole block replaces */
         available += old->refs == 1 && old->wired == 0;
     }
     int64_t wanted = (int64_t)fresh + reserve;
     if (fresh && wanted > available) return admitted(&core->out, STATUS_NOROOM, (int32_t)(wanted - available), 0, 0);
-    if (nhits) {
-        for (int32_t k = 0; k < nhits; k++) { /* before anything is unmapped: it may be the last reference */
-            frame_take(core, slot->device, core->hits[k]);
-            core->blocks[pool->frames[core->hits[k]].block].hits++;
+    if (hits) {
+        if (!grow_array((void **)&core->found, &core->found_room, (size_t)hits, sizeof *core->found))
+            return fail(core, CORE_NOMEM, "core: no memory for %d hits", hits);
+        for (int32_t k = 0; k < hits; k++) { /* before anything is unmapped: it may be the last reference */
+            Block *block = &core->blocks[core->hits[k]];
+            frame_take(core, slot->device, block->copies[slot->device]);
+            block->hits++;
+            core->found[k] = core->hits[k];
         }
-        if (pool->frames[core->hits[0]].state != VALID && slot->computed > tail * size) slot->computed = tail * size;
+        core->nfound = hits;
+        if (pool->frames[first_frame].state != VALID && slot->computed > tail * size) slot->computed = tail * size;
         TRY(unmap(core, s, tail));
-        for (int32_t k = 0; k < nhits; k++) map_entry(core, s, tail + k, core->hits[k], size);
-        core->n_hits += nhits;
+        for (int32_t k = 0; k < hits; k++)
+            map_entry(core, s, tail + k, core->blocks[core->hits[k]].copies[slot->device], size);
+        core->n_hits += hits;
     }
-    if (fresh > pool->nfree) return admitted(&core->out, STATUS_EVICT, fresh - pool->nfree, nhits, 0);
-    core->n_misses += blocks_in(core, slot->length) - tail - nhits;
-    TRY(fill(core, s, tail + nhits, keeps_tail));
-    return admitted(&core->out, STATUS_OK, 0, nhits, fresh);
+    if (fresh > pool->nfree) return admitted(&core->out, STATUS_EVICT, fresh - pool->nfree, hits, 0);
+    core->n_misses += blocks_in(core, slot->length) - tail - nchain;
+    int32_t first = tail + hits;
+    for (int32_t k = hits; k < nchain; k++, first++)
+        TRY(bring(core, s, first, core->hits[k], first >= first_load ? sources : 0));
+    if (!keeps_tail) {
+        int32_t more = resume(core, s, first, sources, partial);
+        TRY(more);
+        first += more;
+    }
+    TRY(fill(core, s, first, keeps_tail));
+    core->out.loads = core->nloads / 4;
+    return admitted(&core->out, STATUS_OK, 0, hits, fresh);
 }

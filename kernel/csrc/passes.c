@@ -10,6 +10,7 @@ typedef struct {
     uint32_t flags;
 } SeqHead; /* the first 32 bytes of a SEQ record (kernel/batch.py) */
 
+enum { BLOCKED_BY_LOAD = -2 };
 enum { SEQ_FLAGS = 28, SEQ_SCORE_FROM = 72, SEQ_PROMPT_LEFT = 88, SEQ_RESERVED = 92 };
 _Static_assert(sizeof(SeqHead) == 32 && sizeof(Chunk) == PREFILL_BYTES, "records as they travel");
 
@@ -66,26 +67,51 @@ static int32_t advanced(CoreOut *out, int32_t computed, int32_t ready, int32_t b
     return 0;
 }
 
-int32_t core_advance(Core *core, int32_t s) {
-    CHECK_SLOT(core, s);
+/* Move `computed` over what others have computed, or loaded, or (gated) are loading. */
+static int32_t skip(Core *core, int32_t s, bool gated) {
     Slot *slot = &core->slots[s];
     int32_t size = core->block_tokens, n = slot->length;
     if (n > mapped_tokens(core, slot))
         return fail(core, CORE_PANIC, "advance: slot %d has %d tokens, %d of them mapped", s, n, mapped_tokens(core, slot));
     while (slot->computed < n) {
-        int32_t i = blocks_in(core, slot->computed);
-        if (frame_of(core, slot, i)->state != VALID) break;
-        int32_t to = n - i * size < size ? n : (i + 1) * size;
+        int32_t i = blocks_in(core, slot->computed), to;
+        Frame *frame = frame_of(core, slot, i);
+        if (frame->state == VALID || (gated && frame->state == LOADING && !frame->known)) {
+            to = n - i * size < size ? n : (i + 1) * size;
+        } else if (frame->known && slot->computed == i * size && (frame->filler == s || frame->filler < 0) &&
+                   (frame->state == FILLING || (gated && frame->state == LOADING))) {
+            to = i * size + frame->known < n ? i * size + frame->known : n;
+            frame->filler = s;
+        } else {
+            break;
+        }
         slot->hit_total += to - slot->computed;
         slot->computed = to;
     }
     if (slot->highwater < slot->computed) slot->highwater = slot->computed;
+    return 0;
+}
+
+int32_t core_skip_loading(Core *core, int32_t s) {
+    CHECK_SLOT(core, s);
+    return skip(core, s, true);
+}
+
+int32_t core_advance(Core *core, int32_t s) {
+    CHECK_SLOT(core, s);
+    Slot *slot = &core->slots[s];
+    int32_t size = core->block_tokens, n = slot->length;
+    TRY(skip(core, s, false));
     int32_t end = slot->computed;
     while (end < n) {
         int32_t i = blocks_in(core, end);
         Frame *frame = frame_of(core, slot, i);
         if (frame->state == VALID) break;
-        if (frame->indexed && frame->filler != s) {
+        if (frame->state == LOADING) {
+            bool begun = frame->known > 0 && slot->computed - blocks_in(core, slot->computed) * size >= frame->known;
+            if (end == slot->computed && !begun) return advanced(&core->out, end, 0, BLOCKED_BY_LOAD);
+            if (end > slot->computed) break;
+        } else if (frame->indexed && frame->filler != s) {
             if (frame->filler >= 0) {
                 if (end == slot->computed) return advanced(&core->out, end, 0, frame->filler);
                 break;
@@ -107,7 +133,10 @@ int32_t core_steal(Core *core, int32_t s) {
     if (frame->filler >= 0) {
         Slot *other = &core->slots[frame->filler];
         CHECK_IDLE(core, other);
-        if (other->pending_entry == i) settle_copy(core, other);
+        if (other->pending_entry == i) {
+            frame->known = 0;
+            settle_copy(core, other);
+        }
         if (other->computed > i * core->block_tokens) other->computed = i * core->block_tokens;
     }
     frame->filler = s;
@@ -306,6 +335,8 @@ static int32_t computed(Core *core, int32_t s, int32_t end) {
         if (frame->state == FILLING) {
             frame->state = VALID;
             frame->filler = -1;
+        } else if (frame->state == LOADING && frame->known) {
+            frame->known = core->block_tokens; /* it will be whole when its load is reported */
         }
         TRY(index_entry(core, s, i));
     }
@@ -398,11 +429,10 @@ int32_t core_lose(Core *core, int32_t device) {
     TRY(core_rollback(core, device));
     for (int32_t s = 0; s < core->nslots; s++)
         if (core->slots[s].used && core->slots[s].device == device) TRY(core_drop(core, s));
-    while (pool->reclaimable) {
-        TRY(core_oldest(core, device, pool->reclaimable));
-        int32_t done = core_evict(core, device, core->out.list, core->out.nlist);
-        TRY(done);
-        if (!done) return fail(core, CORE_PANIC, "lose: reclaimable blocks form a cycle");
+    for (int32_t f = 0; f < pool->capacity; f++) {
+        if (!pool->frames[f].stamp) continue;
+        if (pool->frames[f].wired) return fail(core, CORE_PANIC, "lose: a transfer still uses frame %d of device %d", f, device);
+        frame_free(core, device, f);
     }
     return 0;
 }

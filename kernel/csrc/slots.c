@@ -47,7 +47,8 @@ static int32_t take_slot(Core *core, int32_t device, int32_t domain, Key root) {
     slot->device = device;
     slot->domain = domain;
     slot->root = root;
-    slot->pending_src = slot->pending_entry = -1;
+    slot->pending_src = slot->pending_entry = slot->tail_block = -1;
+    slot->tail_end = 0;
     slot->max_tokens = slot->generated = slot->limit = slot->conn = slot->request = 0;
     slot->computed_total = slot->hit_total = slot->recomputed_total = slot->generated_total = 0;
     memset(slot->template, 0, SEQ_BYTES);
@@ -56,6 +57,7 @@ static int32_t take_slot(Core *core, int32_t device, int32_t domain, Key root) {
 
 int32_t core_open_slot(Core *core, int32_t device, int32_t domain, const uint8_t *root) {
     CHECK_DEVICE(core, device);
+    if (device >= core->computes) return fail(core, CORE_INVALID, "core: device %d is a tier, nothing runs there", device);
     if (!core->nfree_slots) return -1;
     Key key;
     memcpy(&key, root, sizeof key);
@@ -69,7 +71,10 @@ int32_t unmap(Core *core, int32_t s, int32_t keep_entries) {
     size_t row = (size_t)s * (size_t)core->entries;
     while (slot->nframes > keep_entries) {
         int32_t i = slot->nframes - 1;
-        if (i == slot->pending_entry) settle_copy(core, slot);
+        if (i == slot->pending_entry) {
+            pool->frames[slot->frames[i]].known = 0; /* the copy was never made */
+            settle_copy(core, slot);
+        }
         if (i - 8 >= keep_entries) __builtin_prefetch(&pool->frames[slot->frames[i - 8]], 1);
         int32_t f = slot->frames[i];
         slot->nframes = i;
@@ -96,6 +101,7 @@ int32_t core_close_slot(Core *core, int32_t s) {
     CHECK_IDLE(core, slot);
     stop_running(core, s);
     TRY(unmap(core, s, 0));
+    leave_tail(core, slot);
     slot->used = false;
     free(slot->log);
     free(slot->keys);
@@ -140,10 +146,11 @@ int32_t core_truncate(Core *core, int32_t s, int32_t length) {
     slot->length = length;
     if (slot->computed > length) slot->computed = length;
     if (slot->highwater > length) slot->highwater = length;
+    if (slot->tail_end > length) leave_tail(core, slot);
     TRY(unmap(core, s, last + (rest ? 1 : 0)));
     if (!rest || slot->nframes <= last) return 0;
     const Frame *frame = frame_of(core, slot, last);
-    if (frame->state == FILLING && frame->indexed) { /* others may wait for the whole of it */
+    if (frame->state == LOADING || (frame->state == FILLING && (frame->indexed || frame->known))) { /* others may wait for the whole of it */
         if (slot->computed > last * size) slot->computed = last * size;
         TRY(unmap(core, s, last));
     } else if (slot->counts[last] > rest) {
@@ -201,6 +208,11 @@ int32_t core_fork(Core *core, int32_t s, int32_t n) {
             memcpy(child->keys, parent->keys, (size_t)blocks_in(core, parent->length) * sizeof *child->keys);
         child->length = parent->length;
         child->computed = child->highwater = parent->computed;
+        if (parent->tail_block >= 0) {
+            child->tail_block = parent->tail_block;
+            child->tail_end = parent->tail_end;
+            core->blocks[child->tail_block].child++;
+        }
         fork_row(core, parent, c);
         core->out.list[k] = c;
     }

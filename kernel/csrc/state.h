@@ -12,23 +12,34 @@
 #include "core.h"
 #include "siphash.h"
 
-enum { FREE = 0, FILLING = 1, VALID = 2 };                     /* frames */
+enum { FREE = 0, FILLING = 1, VALID = 2, LOADING = 3 };        /* frames */
 enum { STATUS_OK = 0, STATUS_EVICT = 1, STATUS_NOROOM = 2 };    /* admit, plan */
 enum { REASON_STOP = 1, REASON_LENGTH = 2 };                    /* commit */
 enum { FLAG_SAMPLE = 1, FLAG_HISTORY = 8 };                     /* kernel/batch.py */
-enum { MAX_DEVICES = 8, SEQ_BYTES = 96, PREFILL_BYTES = 24, ROW_FIELDS = 9, COUNTERS = 8 };
+enum { MAX_DEVICES = 8, SEQ_BYTES = 96, PREFILL_BYTES = 24, ROW_FIELDS = 9, COUNTERS = 11 };
+enum { ROOTS = 1024, MAX_TURN = 65535 };
 
 typedef struct {
     Key key;
     int32_t parent, domain;
-    int32_t depth; /* tokens before it; -1: not indexed */
-    int32_t hits;
+    int32_t depth; /* tokens before it; below 0: not indexed; -2 - tokens before it: a saved tail */
+    int32_t hits;  /* of a saved tail: tokens in it */
     int32_t copies[MAX_DEVICES]; /* frame per device, -1 */
-} Block;
+    /* what admitting a hit does not touch: a second cache line */
+    int32_t children[MAX_DEVICES]; /* blocks whose parent is this one, with a copy on that device */
+    int64_t used_ns, due_ns;
+    int32_t nchildren;
+    int32_t child;   /* the latest, a hint; of a saved tail: slots that may come back to it */
+    int32_t sibling; /* the next older one, a hint */
+    uint16_t turn;
+    uint8_t kind, priority;
+} __attribute__((aligned(64))) Block;
+_Static_assert(sizeof(Block) == 128, "two cache lines");
 
 typedef struct {
     uint64_t stamp; /* 0: not reclaimable */
-    int32_t refs, wired, filler, block, children;
+    int32_t refs, wired, filler, block;
+    int32_t known; /* FILLING or LOADING: first tokens that are valid, or will be */
     uint8_t state;
     uint8_t indexed; /* its block is: repeated here so that decoding need not look at the block */
     uint8_t mark;    /* scratch of core_wired_frames */
@@ -48,7 +59,7 @@ typedef struct {
     int64_t max_tokens, generated, limit, computed_total, generated_total;
     int64_t conn, request, hit_total, recomputed_total;
     Key root;
-    int32_t domain;
+    int32_t domain, tail_block, tail_end;
     uint8_t template[SEQ_BYTES];
 } __attribute__((aligned(64))) Slot;
 
@@ -67,14 +78,14 @@ typedef struct {
     int32_t nrun;
     Chunk *flight;
     int32_t nflight;
-    uint8_t *row_frame, *row_shift, *row_count, *row_generation; /* shared with the driver; read back only generation */
+    uint8_t *row_frame, *row_shift, *row_count, *row_generation; /* shared with the driver; NULL: a tier */
 } Pool;
 
 struct Core {
     Sip keyed; /* SipHash state after the secret */
     Key mask;
     uint64_t reciprocal; /* of block_tokens, times 2^64; 0 stands for 1 */
-    int32_t block_tokens, nslots, entries, devices, nblocks;
+    int32_t block_tokens, nslots, entries, devices, computes, nblocks, nghosts;
     Pool pools[MAX_DEVICES];
     Block *blocks;
     int32_t *block_tokens_at; /* [blocks, block_tokens] */
@@ -83,11 +94,14 @@ struct Core {
     int32_t *free_slots, nfree_slots;
     uint64_t *index; /* open addressing: low half of the key << 32 | block + 1; 0 = empty */
     uint64_t index_mask;
-    int32_t *hits; /* scratch of admit: one frame per row entry */
+    int32_t *hits; /* scratch of admit: one block per row entry */
+    int32_t *loads, nloads, *found, nfound; /* of the last admission: what it waits for (four numbers each), what it hit */
+    size_t loads_room, found_room;
+    int32_t roots[ROOTS]; /* by domain: the block indexed last at depth 0, a hint */
     uint64_t clock;
     uint32_t passes;
-    int64_t n_hits, n_misses, n_evictions, n_collisions, n_cow, n_merged, n_indexed, n_freed;
-    size_t seqs_room, tokens_room, copies_room, commit_room, list_room;
+    int64_t n_hits, n_misses, n_evictions, n_collisions, n_cow, n_merged, n_indexed, n_freed, n_partial_hits, n_partial_tokens;
+    size_t bytes_room, seqs_room, tokens_room, copies_room, commit_room, list_room;
     CoreOut out;
     char message[200];
 };
@@ -96,6 +110,7 @@ struct Core {
 int32_t fail(Core *core, int32_t code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 bool grow_array(void **array, size_t *room, size_t want, size_t item_bytes);
 int32_t reserve_list(Core *core, size_t want);
+int32_t reserve_bytes(Core *core, size_t want);
 Key hash_block(const Core *core, Key previous, const int32_t *tokens);
 
 /* index.c */
@@ -107,9 +122,23 @@ int32_t index_guess(const Core *core, Key key);
 
 /* frames.c */
 int32_t frame_alloc(Core *core, int32_t device, int32_t s);
+int32_t copy_alloc(Core *core, int32_t device, int32_t block);
+int32_t block_alloc(Core *core);
+void block_blank(Block *block);
 void block_free(Core *core, int32_t block);
+void add_copy(Core *core, int32_t block, int32_t device, int32_t f);
+void stamp_frame(Core *core, int32_t device, int32_t f);
 void frame_retire(Core *core, int32_t device, int32_t f);
 void frame_free(Core *core, int32_t device, int32_t f);
+void leave_tail(Core *core, Slot *slot);
+
+/* tiers.c */
+int32_t ghost_room(int32_t frames);
+
+/* core.c */
+bool new_pool(Pool *pool, int32_t capacity, int32_t nslots);
+void free_pool(Pool *pool);
+int32_t more_blocks(Core *core);
 
 /* slots.c */
 int32_t reserve_log(Core *core, Slot *slot, int32_t length);
@@ -123,6 +152,21 @@ bool writable(const Core *core, int32_t s, int32_t i);
 int32_t open_entry(Core *core, int32_t s, int32_t i);
 int32_t copy_on_write(Core *core, int32_t s, int32_t i);
 int32_t index_entry(Core *core, int32_t s, int32_t i);
+int32_t find_block(Core *core, const Slot *slot, int32_t i, int32_t parent);
+
+static inline bool indexed(const Block *block) { return block->depth >= 0; }
+
+static inline int32_t depth_of(const Block *block) {
+    return block->depth >= 0 ? block->depth : block->depth == -1 ? 0 : -2 - block->depth;
+}
+
+static inline bool has_copy(const Block *block) {
+    int32_t left = -1; /* all bits stay set only if every entry is -1 */
+    for (int d = 0; d < MAX_DEVICES; d++) left &= block->copies[d];
+    return left != -1;
+}
+
+static inline bool saved_tail(const Block *block) { return block->depth < -1 && block->child > 0; }
 
 static inline bool key_equal(Key a, Key b) { return a.lo == b.lo && a.hi == b.hi; }
 
@@ -190,7 +234,7 @@ static inline void settle_copy(Core *core, Slot *slot) {
     slot->pending_src = slot->pending_entry = -1;
     if (--pool->frames[f].wired == 0) {
         pool->wired--;
-        if (pool->frames[f].refs == 0) frame_retire(core, slot->device, f);
+        if (pool->frames[f].refs == 0 && !pool->frames[f].stamp) frame_retire(core, slot->device, f);
     }
 }
 
@@ -198,6 +242,12 @@ static inline void settle_copy(Core *core, Slot *slot) {
     do {                                                                                                     \
         if ((s) < 0 || (s) >= (core)->nslots || !(core)->slots[s].used)                                      \
             return fail(core, CORE_INVALID, "core: slot %d is not open", s);                                 \
+    } while (0)
+#define CHECK_BLOCKS(core, list, n, what)                                                                    \
+    do {                                                                                                     \
+        for (int32_t k_ = 0; k_ < (n); k_++)                                                                 \
+            if ((list)[k_] < 0 || (list)[k_] >= (core)->nblocks)                                             \
+                return fail(core, CORE_INVALID, "core: " what " names a block that does not exist");         \
     } while (0)
 #define CHECK_DEVICE(core, d)                                                                                \
     do {                                                                                                     \

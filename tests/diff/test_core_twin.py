@@ -487,7 +487,7 @@ class CoreMachine(RuleBasedStateMachine):
             for p in range(computed):
                 f = pending if pending >= 0 and p // self.size == computed // self.size else frames[p // self.size]
                 assert contents[f][p % self.size] == chain[p], f"slot {s} has lost the KV of token {p} (frame {f})"
-        parent, domain, _, _, indexed, _, copies = self.twin.block_table()
+        parent, domain, _, _, indexed, _, copies, _, _ = self.twin.block_table()
         parents, domains, frames_of = array("i", parent), array("i", domain), array("i", copies)
 
         def expected(b: int) -> list[int]:

@@ -1,0 +1,171 @@
+"""What things cost here: measured by the drivers and by the passes themselves, never a constant in the code.
+
+    t_prefill(n, c) = a*n + b*n*(c + n/2) + k      n tokens computed on top of c that are there (DESIGN.md §4)
+    t_move(n)       = latency + bytes / bandwidth   of a transfer, per device and direction
+
+Prefill is fitted by least squares over the passes seen, older ones forgotten exponentially (recursive least squares,
+Haykin, *Adaptive Filter Theory*, ch. 10, written as normal equations: three unknowns).  Bandwidth and latency are
+exponentially weighted averages.  Until something has been measured the answer is "unknown" and the caller keeps what it has.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+_KEEP: Final = 0.98  # weight that a pass keeps when the next one is seen
+_SMOOTH: Final = 0.2  # weight of the latest transfer
+_ENOUGH: Final = 3.0  # weighted passes before the fit is believed
+
+
+class Prefill(NamedTuple):
+    """a and b in ns per token and per token pair, k in ns per pass."""
+
+    a: float
+    b: float
+    k: float
+
+    def ns(self, tokens: int, cached: int) -> float:
+        return self.a * tokens + self.b * tokens * (cached + tokens / 2) + self.k if tokens > 0 else 0.0
+
+
+class PrefillFit:
+    """The prefill cost of one compute device."""
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._xx = [[0.0] * 3 for _ in range(3)]
+        self._xy = [0.0] * 3
+        self._fit: Prefill | None = None
+
+    def seen(self, tokens: int, pairs: float, elapsed_ns: int) -> None:
+        """A pass of prompts only took so long.  pairs: sum of n * (c + n/2) over its sequences."""
+        x = (float(tokens), pairs, 1.0)
+        self._weight = self._weight * _KEEP + 1
+        for i in range(3):
+            self._xy[i] = self._xy[i] * _KEEP + x[i] * elapsed_ns
+            for j in range(3):
+                self._xx[i][j] = self._xx[i][j] * _KEEP + x[i] * x[j]
+        self._fit = None
+
+    def known(self) -> Prefill | None:
+        """The fit, with no negative part; None before enough has been seen."""
+        if self._weight < _ENOUGH:
+            return None
+        if self._fit is None:
+            self._fit = self._solve()
+        return self._fit
+
+    def _solve(self) -> Prefill:
+        """Least squares with the parts that come out negative left out, one by one: b first, then k."""
+        for parts in ((0, 1, 2), (0, 2), (0, 1), (0,)):
+            solution = _solve(self._xx, self._xy, parts)
+            if solution is not None and all(v >= 0 for v in solution.values()):
+                return Prefill(solution.get(0, 0.0), solution.get(1, 0.0), solution.get(2, 0.0))
+        return Prefill(self._xy[2] / max(self._xx[0][2], 1.0), 0.0, 0.0)
+
+
+def _solve(xx: list[list[float]], xy: list[float], parts: tuple[int, ...]) -> dict[int, float] | None:
+    """Gaussian elimination on the chosen rows and columns, scaled to unit diagonal.  None: (nearly) singular."""
+    scale = {i: xx[i][i] ** 0.5 for i in parts}
+    if min(scale.values()) <= 0:
+        return None
+    rows = [[xx[i][j] / (scale[i] * scale[j]) for j in parts] + [xy[i] / scale[i]] for i in parts]
+    n = len(parts)
+    for c in range(n):
+        best = max(range(c, n), key=lambda r: abs(rows[r][c]))
+        rows[c], rows[best] = rows[best], rows[c]
+        if abs(rows[c][c]) < 1e-6:
+            return None
+        for r in range(n):
+            if r != c:
+                f = rows[r][c] / rows[c][c]
+                rows[r] = [x - f * y for x, y in zip(rows[r], rows[c], strict=True)]
+    return {i: rows[c][n] / rows[c][c] / scale[i] for c, i in enumerate(parts)}
+
+
+class Link:
+    """One direction of one device: how fast bytes go."""
+
+    __slots__ = ("bytes_s", "latency_ns", "moved_bytes", "moves")
+
+    def __init__(self, bytes_s: float = 0.0, latency_ns: float = 0.0) -> None:
+        self.bytes_s = bytes_s  # 0: unknown
+        self.latency_ns = latency_ns
+        self.moved_bytes = 0
+        self.moves = 0
+
+    def seen(self, moved_bytes: int, elapsed_ns: int, items: int) -> None:
+        """A transfer of `items` frames ended.  Those of one frame say more about latency, the others about bandwidth."""
+        if moved_bytes <= 0 or elapsed_ns <= 0:
+            return
+        self.moves += 1
+        self.moved_bytes += moved_bytes
+        if items == 1:
+            self.latency_ns = _blend(self.latency_ns, float(elapsed_ns))
+        if items > 1 or not self.bytes_s:
+            self.bytes_s = _blend(self.bytes_s, moved_bytes * 1e9 / elapsed_ns)
+
+    def ns(self, n_bytes: int) -> float:
+        """0 when nothing is known."""
+        return self.latency_ns + n_bytes * 1e9 / self.bytes_s if self.bytes_s else 0.0
+
+
+def _blend(old: float, new: float) -> float:
+    return new if not old else old + _SMOOTH * (new - old)
+
+
+class Split(NamedTuple):
+    """How to make blocks resident: compute those before `first_load`, load the rest."""
+
+    first_load: int
+    compute_ns: float
+    load_ns: float
+    all_load_ns: float
+    all_compute_ns: float
+
+
+def split(prefill: Prefill | None, link: Link, blocks: int, cached: int, block_tokens: int, frame_bytes: int) -> Split:
+    """The cheapest split of `blocks` that follow `cached` tokens in hbm.
+
+    A token costs more to compute the deeper it lies (a + b*c) and the same to load, so the head may be worth computing
+    where the tail is worth loading; the crossing is where a block costs the same either way.
+    """
+    per_block = link.ns(frame_bytes) - link.latency_ns
+    everything = link.ns(blocks * frame_bytes)
+    if prefill is None or not link.bytes_s or not blocks:
+        return Split(0, 0.0, everything, everything, 0.0)
+    computed = prefill.ns(blocks * block_tokens, cached)
+    crossing = blocks
+    if prefill.b > 0:
+        crossing = int(min(blocks, max(0.0, ((per_block / block_tokens - prefill.a) / prefill.b - cached) / block_tokens)))
+    elif prefill.a * block_tokens >= per_block:
+        crossing = 0
+    best = Split(0, 0.0, everything, everything, computed)
+    for head in (crossing, blocks):
+        head_ns = prefill.ns(head * block_tokens, cached)
+        tail_ns = link.ns((blocks - head) * frame_bytes) if head < blocks else 0.0
+        if head and head_ns + tail_ns < best.compute_ns + best.load_ns:
+            best = Split(head, head_ns, tail_ns, everything, computed)
+    return best
+
+
+class Costs:
+    """All measured costs of one kernel: read and write links per device number, prefill fits per compute device."""
+
+    def __init__(self, devices: int, frame_bytes: int, block_tokens: int) -> None:
+        self.frame_bytes = frame_bytes
+        self.block_tokens = block_tokens
+        self.prefill = [PrefillFit() for _ in range(devices)]
+        self._links: dict[tuple[int, str], Link] = {}
+
+    def link(self, device: int, verb: str) -> Link:
+        """verb: "read" out of the device's frames, "write" into them."""
+        return self._links.setdefault((device, verb), Link())
+
+    def rebuild_ns(self, device: int, depth: int) -> int:
+        """To compute one block at that depth again, as part of a longer prompt; 0: unknown."""
+        fit = self.prefill[device].known() if device < len(self.prefill) else None
+        if fit is None:
+            return 0
+        n = self.block_tokens
+        return int(fit.a * n + fit.b * n * (depth + n / 2))

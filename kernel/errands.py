@@ -1,0 +1,289 @@
+"""System calls that take several transfers: demote, prefetch, evict, attach_tier, detach_tier, sleep.
+
+An errand is looked at once a step while it is open, does the next thing that can be done, and is answered once: when it
+has got there, when nothing more can be done, at its deadline, when it is cancelled, or when its context goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .calls import AttachTierResult, Empty, MovedResult
+from .errors import Detail, E
+from .events import DetachTier
+from .records import NO_COPY
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .device import Device
+    from .machine import Machine
+
+
+class Errand:
+    """context: None for those about a device.  deadline_ns: 0 none."""
+
+    def __init__(self, conn: int, request: int, context: Context | None, deadline_ns: int = 0) -> None:
+        self.conn = conn
+        self.request = request  # 0: nobody waits for the answer
+        self.context = context
+        self.deadline_ns = deadline_ns
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        """Do what can be done now; the result when it is over."""
+        raise NotImplementedError
+
+    def late(self, m: Machine) -> tuple[object, ...] | None:
+        """The deadline has come: a result, or None for ETIMEDOUT."""
+        return None
+
+
+def resident_blocks(m: Machine, context: Context, device: int) -> int:
+    return m.core.residency(context.slot).count(device)
+
+
+class Demotion(Errand):
+    """Copy a context's blocks down to `target`, then let go of the faster copies."""
+
+    def __init__(self, conn: int, request: int, context: Context, target: Device) -> None:
+        super().__init__(conn, request, context)
+        self.target = target
+        self.begun: set[tuple[int, int]] = set()  # (block, target of the hop): tried once each
+        self.moved = 0
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        context = self.context
+        if context is None:
+            return Empty()
+        if context.job is not None or m.core.in_flight(context.slot):
+            if context.job is not None and context.job.kind.value != "prefill":
+                return self._result(m, 0)  # it is being used again
+            return None
+        pager = m.schedulers[context.device].pager
+        pager.save_tail(context)
+        stage = m.tiers.stage
+        if stage is None:
+            return self._result(m, 0)
+        blocks = m.core.log_blocks(context.slot)
+        tail = m.core.tail_of(context.slot)[0]
+        if tail >= 0:
+            blocks.append(tail)
+        waiting = m.movers.busy(context.device) or m.movers.busy(self.target.index)
+        todo_down, left = self._hops(m, blocks, context.device, stage)
+        for (source, target), chosen in todo_down.items():
+            room = m.tiers.evictors[target].room(len(chosen))
+            chosen = chosen[:room]
+            begun = m.movers.copy(source, target, chosen, "demote", context.cid, demand=True)
+            self.moved += begun
+            self.begun.update((b, target) for b in chosen[:begun])
+            waiting = waiting or begun > 0 or m.movers.moving()
+        if left and waiting:
+            return None
+        return self._let_go(m, context, blocks, len(left))
+
+    def _hops(
+        self, m: Machine, blocks: list[int], own: int, stage: Device
+    ) -> tuple[dict[tuple[int, int], list[int]], list[int]]:
+        """Copies to begin now, by hop, and the blocks that are not there yet."""
+        there = m.core.copied(blocks, 1 << self.target.index)
+        in_stage = m.core.copied(blocks, 1 << stage.index)
+        here = m.core.copied(blocks, 1 << own)
+        hops: dict[tuple[int, int], list[int]] = {}
+        left: list[int] = []
+        for b, at_end, staged, fast in zip(blocks, there, in_stage, here, strict=True):
+            if at_end == 2:
+                continue
+            left.append(b)
+            if at_end:
+                continue
+            if staged == 2:
+                hop = (stage.index, self.target.index)
+            elif not staged and fast == 2:
+                hop = (own, stage.index)
+            else:
+                continue
+            if hop[0] != hop[1] and (b, hop[1]) not in self.begun:
+                hops.setdefault(hop, []).append(b)
+        return hops, left
+
+    def _let_go(self, m: Machine, context: Context, blocks: list[int], failed: int) -> tuple[object, ...]:
+        if m.tiers.pinned(context):
+            return self._result(m, failed)
+        if m.core.slot_row(context.slot).entries and context.job is None:
+            m.core.drop(context.slot)
+            context.admitted = False
+            m.schedulers[context.device].wake(context)
+        there = m.core.copied(blocks, 1 << self.target.index)
+        clean = [b for b, state in zip(blocks, there, strict=True) if state == 2][::-1]
+        for device in m.devices[: self.target.index]:
+            if device.tier == "hbm" or device.index < self.target.index:
+                freed = m.core.evict(device.index, clean)
+                if freed:
+                    m.tiers.evictors[device.index].forgotten(clean)
+        m.tiers.decide("demote", self.target, context.cid, tuple(blocks), f"asked for: {self.moved} blocks were copied")
+        return self._result(m, failed)
+
+    def _result(self, m: Machine, failed: int) -> MovedResult:
+        resident = resident_blocks(m, self.context, self.target.index) if self.context else 0
+        return MovedResult(self.moved, resident, failed)
+
+
+class Promotion(Errand):
+    """Bring a context's blocks up to `target`, a tier below hbm."""
+
+    def __init__(self, conn: int, request: int, context: Context, target: Device, deadline_ns: int) -> None:
+        super().__init__(conn, request, context, deadline_ns)
+        self.target = target
+        self.tried: set[int] = set()
+        self.moved = 0
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        context = self.context
+        if context is None:
+            return Empty()
+        blocks = m.core.log_blocks(context.slot)
+        tail = m.core.tail_of(context.slot)[0]
+        blocks += [tail] if tail >= 0 else []
+        states = m.core.copied(blocks, (2 << self.target.index) - 1)  # there, or faster
+        sources: dict[int, list[int]] = {}
+        going = 0
+        for b, state in zip(blocks, states, strict=True):
+            going += state == 1
+            if state or b in self.tried:
+                continue
+            for d, frame in enumerate(m.core.copies_of(b)):
+                if d > self.target.index and frame >= 0 and m.tiers.readable(d):
+                    sources.setdefault(d, []).append(b)
+                    break
+        for d, chosen in sources.items():
+            room = m.tiers.evictors[self.target.index].room(len(chosen))
+            begun = m.movers.copy(d, self.target.index, chosen[:room], "prefetch", context.cid)
+            self.moved += begun
+            m.count("prefetched_blocks", begun)
+            self.tried.update(chosen[:begun])
+            going += begun
+        if going or (sources and m.movers.moving()):
+            return None
+        return self.late(m)
+
+    def late(self, m: Machine) -> tuple[object, ...]:
+        context = self.context
+        resident = resident_blocks(m, context, self.target.index) if context is not None else 0
+        return MovedResult(self.moved, resident, len(self.tried) - self.moved if self.moved < len(self.tried) else 0)
+
+
+class Arrival(Errand):
+    """A context is being made resident in hbm by a prefill job without a client; over when that is."""
+
+    def __init__(self, conn: int, request: int, context: Context, deadline_ns: int) -> None:
+        super().__init__(conn, request, context, deadline_ns)
+        self.loaded_before = sum(context.tier_hits.values())
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        context = self.context
+        if context is None or context.job is not None:
+            return None if context is not None else Empty()
+        return self.late(m)
+
+    def late(self, m: Machine) -> tuple[object, ...]:
+        context = self.context
+        if context is None:
+            return MovedResult(0, 0, 0)
+        where = m.core.residency(context.slot)
+        moved = (sum(context.tier_hits.values()) - self.loaded_before) // m.config.block_tokens
+        return MovedResult(moved, where.count(context.device), where.count(NO_COPY))
+
+
+class Attach(Errand):
+    """A new tier's driver is starting."""
+
+    def __init__(self, conn: int, request: int, device: Device) -> None:
+        super().__init__(conn, request, None)
+        self.device = device
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        return AttachTierResult(self.device.name) if self.device.up else None
+
+
+class Detach(Errand):
+    """A tier is drained: what only it has goes to dram, as far as there is room; then its driver stops."""
+
+    def __init__(self, conn: int, request: int, device: Device) -> None:
+        super().__init__(conn, request, None)
+        self.device = device
+        self.tried: set[int] = set()
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        device, stage = self.device, m.tiers.stage
+        if device.up and stage is not None and stage is not device:
+            blocks = [b for b in m.core.oldest(device.index, device.capacity) if b not in self.tried]
+            others = ((1 << len(m.devices)) - 1) & ~(1 << device.index)
+            states = m.core.copied(blocks, others)
+            only = [b for b, state in zip(blocks, states, strict=True) if not state]
+            room = min(len(only), m.core.free_frames(stage.index))
+            begun = m.movers.copy(device.index, stage.index, only[:room], "drain")
+            self.tried.update(only[:begun])
+        if m.movers.busy(device.index):
+            return None
+        m.core.lose(device.index)
+        m.core.set_capacity(device.index, 0)
+        device.up = False
+        device.removed = True
+        device.capacity = 0
+        m.emit(DetachTier(device.index))
+        m.log("info", f"{device.name}: detached, {len(self.tried)} of its blocks kept in dram")
+        return Empty()
+
+
+class Errands:
+    """The open ones."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._m = machine
+        self.open: list[Errand] = []
+
+    def add(self, errand: Errand) -> None:
+        self.open.append(errand)
+        if errand.deadline_ns:
+            self._m.set_timer(errand.deadline_ns)
+
+    def run(self) -> None:
+        for errand in list(self.open):
+            if errand in self.open:
+                result = errand.step(self._m)
+                if result is not None:
+                    self._end(errand, 0, result)
+
+    def due(self) -> None:
+        for errand in list(self.open):
+            if errand.deadline_ns and self._m.now_ns >= errand.deadline_ns:
+                result = errand.late(self._m)
+                if result is not None:
+                    self._m.count("prefetches_late")
+                    self._end(errand, 0, result)
+                else:
+                    self._end(errand, E.ETIMEDOUT, {"message": "the deadline has come"})
+
+    def cancel(self, conn: int, request: int) -> bool:
+        for errand in self.open:
+            if (errand.conn, errand.request) == (conn, request):
+                self._end(errand, E.ECANCELED, {"message": "the call was cancelled; what it has moved stays where it is"})
+                return True
+        return False
+
+    def gone(self, context: Context) -> None:
+        for errand in [e for e in self.open if e.context is context]:
+            self._end(errand, E.ESTALE, {"message": "the context was released meanwhile"})
+
+    def device_up(self, device: Device) -> None:
+        """`run` of this step has passed; an attach is answered now."""
+        self.run()
+
+    def device_gone(self, device: Device) -> None:
+        for errand in [e for e in self.open if isinstance(e, Attach) and e.device is device]:
+            device.removed = True
+            self._end(errand, E.ENODEV, {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name})
+
+    def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
+        self.open.remove(errand)
+        if errand.request:
+            self._m.reply(errand.conn, errand.request, code, result)

@@ -1,0 +1,198 @@
+"""Making room on one device: what goes, and whether it must be copied somewhere slower first.
+
+A block whose content is also in a slower tier (a *clean* one) goes without I/O.  A dirty one is demoted, if computing it
+again would cost more than moving it out and back; its frame is free once the copy has landed.  So `room` may answer
+"not yet": the caller waits for TransferDone and asks again.  It never answers "never" while a frame could be had: when
+nothing can be copied anywhere (no slower tier, or it is full, down or read-only) the content is dropped, which costs a
+recomputation and nothing else (I7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from .evict.registry import make
+from .movers import Item
+from .records import FACT
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .evict.protocol import EvictionPolicy
+    from .machine import Machine
+
+AHEAD: Final = 16  # demotions begun at least, once one is needed: the next caller will need frames too
+_DIRTY, _GOING, _CLEAN = 0, 1, 2  # CoreApi.copied
+
+
+class Evictor:
+    """policy: of this device alone."""
+
+    def __init__(self, machine: Machine, device: Device, policy: str) -> None:
+        self._m = machine
+        self._core = machine.core
+        self._device = device
+        self.policy: EvictionPolicy = make(policy)
+        self._ready: list[int] = []  # demoted to be evicted
+        self.leaving = 0  # demotions under way
+
+    def use(self, policy: str) -> None:
+        """Go on with another policy, which knows nothing yet."""
+        self.policy = make(policy)
+        if self.policy.listens:
+            self.policy.inserted(self._m.view, self._device.index, self._core.oldest(self._device.index, 1 << 30))
+
+    def room(self, want_frames: int) -> int:
+        """Free frames of this device now, after doing what can be done at once for `want_frames` of them."""
+        free = self._core.free_frames(self._device.index)
+        if free < want_frames:
+            free += self.free(want_frames - free)
+        return free
+
+    def free(self, want_frames: int) -> int:
+        """Evict up to `want_frames` reclaimable blocks; how many went.  Demotions are begun for the rest: fewer than wanted
+        and `leaving` above 0 means that waiting helps."""
+        index = self._device.index
+        keepers = self._m.tiers.keepers(self._device)
+        if not keepers:
+            return self._drop(want_frames)
+        freed = 0
+        if self._ready:
+            freed = self._evict_clean(self._ready, keepers, want_frames, keep=True)
+        if freed < want_frames:
+            victims = list(self.policy.victims(self._m.view, index, want_frames - freed))
+            states = self._core.copied(victims, keepers)
+            clean = [b for b, state in zip(victims, states, strict=True) if state == _CLEAN]
+            freed += self._evict(clean, want_frames - freed, "its content is in a slower tier too")
+            dirty = [b for b, state in zip(victims, states, strict=True) if state == _DIRTY]
+            if freed < want_frames and dirty:
+                freed += self._let_go(dirty, want_frames - freed)
+        if freed < want_frames and not self.leaving:  # the policy fell short
+            freed += self._oldest(want_frames - freed, keepers)
+        return freed
+
+    def _oldest(self, want_frames: int, keepers: int) -> int:
+        index = self._device.index
+        freed = 0
+        while freed < want_frames:
+            victims = self._core.oldest(index, want_frames - freed)
+            states = self._core.copied(victims, keepers)
+            more = self._evict(
+                [b for b, s in zip(victims, states, strict=True) if s == _CLEAN], want_frames - freed, "the oldest"
+            )
+            dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY]
+            if dirty and not more:
+                more = self._let_go(dirty, want_frames - freed)
+            if not more:
+                break
+            freed += more
+        return freed
+
+    def _drop(self, want_frames: int) -> int:
+        """The last tier, or the only one: what goes is gone."""
+        index = self._device.index
+        freed = 0
+        while freed < want_frames:
+            victims = list(self.policy.victims(self._m.view, index, want_frames - freed)) if not freed else []
+            more = self._evict(victims, want_frames - freed, "no slower tier can take it")
+            if not more:
+                more = self._evict(self._core.oldest(index, want_frames - freed), want_frames, "the oldest of the last tier")
+            if not more:
+                break
+            freed += more
+        if freed and len(self._m.devices) > len(self._m.schedulers):
+            self._m.count("dropped_blocks", freed)
+        return freed
+
+    def _evict_clean(self, blocks: list[int], keepers: int, want_frames: int, keep: bool) -> int:
+        states = self._core.copied(blocks, keepers)
+        clean = [b for b, state in zip(blocks, states, strict=True) if state == _CLEAN]
+        freed = self._evict(clean[:want_frames], want_frames, "demoted to make room")
+        self._ready = clean[want_frames:] if keep else []
+        return freed
+
+    def _evict(self, blocks: Sequence[int], want_frames: int, why: str) -> int:
+        if not blocks or want_frames <= 0:
+            return 0
+        index = self._device.index
+        listens = self.policy.listens
+        freed = self._core.evict(index, list(blocks))
+        if freed:
+            if listens:
+                gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
+                self.policy.removed(self._m.view, index, gone)
+            if len(self._m.devices) > 1:
+                self._m.tiers.decide("evict", self._device, 0, tuple(blocks), f"{freed} blocks by {self.policy.name}: {why}")
+        return freed
+
+    def forgotten(self, blocks: Sequence[int]) -> None:
+        """Copies of these may have gone by another way than eviction."""
+        if self.policy.listens:
+            index = self._device.index
+            gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
+            self.policy.removed(self._m.view, index, gone)
+
+    def _let_go(self, dirty: list[int], want_frames: int) -> int:
+        """Demote dirty blocks, or drop those that are cheaper to compute again; frames that are free at once."""
+        device, m = self._device, self._m
+        below = m.tiers.below(device.index)
+        if below is None:
+            return self._evict(dirty, want_frames, "no slower tier can take it")
+        cheap = self._cheaper_to_compute(dirty, below)
+        freed = 0
+        if cheap:
+            freed = self._evict(cheap, want_frames, f"computing it again is cheaper than moving it to {below.name} and back")
+            m.count("dropped_cheap", freed)
+            dirty = [b for b in dirty if b not in set(cheap)]
+        todo = dirty[: max(want_frames - freed, AHEAD) - self.leaving]
+        if not todo:
+            return freed
+        room = m.tiers.evictors[below.index].room(len(todo))
+        if room > 0:
+            begun = m.movers.copy(device.index, below.index, todo[:room], "demote", then=self._demoted)
+            self.leaving += begun
+            if begun:
+                m.count("demoted_blocks", begun)
+                m.tiers.decide("demote", device, 0, tuple(todo[:begun]), f"{begun} blocks to {below.name}: {want_frames} frames wanted")
+                return freed
+        if not self.leaving and not m.tiers.evictors[below.index].leaving and freed < want_frames:
+            gone = self._evict(dirty, want_frames - freed, f"{below.name} has no room for it")
+            m.count("dropped_blocks", gone)
+            freed += gone
+        return freed
+
+    def _cheaper_to_compute(self, blocks: list[int], below: Device) -> list[int]:
+        m = self._m
+        costs = m.costs
+        if self._device.tier != "hbm":
+            return []  # it has been kept once already: what it saves is a reload and the recomputation after it
+        away = costs.link(*m.tiers.link_of(self._device.index, below.index)).ns(costs.frame_bytes)
+        back = costs.link(*m.tiers.link_of(below.index, self._device.index)).ns(costs.frame_bytes)
+        if not away or not back or not costs.rebuild_ns(self._device.index, 0):
+            return []
+        facts = FACT.iter_unpack(self._core.facts(blocks))
+        return [
+            b for b, fact in zip(blocks, facts, strict=True)
+            if costs.rebuild_ns(self._device.index, fact[2]) < away + back
+        ]  # fmt: skip
+
+    def _demoted(self, good: list[Item], bad: list[tuple[Item, int]]) -> None:
+        self.leaving -= len(good) + len(bad)
+        self._ready += [item.block for item in good]
+
+    def ahead(self, low_frames: int) -> None:
+        """Begin demotions while fewer than `low_frames` are free or clean, so that the next admission need not wait."""
+        if self.leaving or not self._m.tiers.keepers(self._device):
+            return
+        index = self._device.index
+        if self._core.free_frames(index) + len(self._ready) >= low_frames:
+            return
+        want = low_frames - self._core.free_frames(index)
+        victims = list(self.policy.victims(self._m.view, index, want))
+        states = self._core.copied(victims, self._m.tiers.keepers(self._device))
+        self._ready += [b for b, s in zip(victims, states, strict=True) if s == _CLEAN and b not in self._ready]
+        dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY]
+        below = self._m.tiers.below(index)
+        if dirty and below is not None:
+            room = self._m.tiers.evictors[below.index].room(len(dirty))
+            self.leaving += self._m.movers.copy(index, below.index, dirty[:room], "demote", then=self._demoted)

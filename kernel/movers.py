@@ -1,0 +1,372 @@
+"""Transfers: who carries what, in which order, and what happens when it arrived or did not.
+
+A *move* is one Transfer effect and what the kernel wants to know when it is back.  Every frame of a move is wired from
+the moment it is planned until its TransferDone, or its driver's death, is seen (I4); every item ends in exactly one of
+`landed` good or `landed` bad, so nothing hangs on one message.
+
+A device runs few moves at a time, and takes demand loads before saves and prefetches: a fault waits for one batch of
+those at most.  A load whose source is not in reach of the target in one hop, or is itself still arriving, is a chain:
+its last hop is planned when the one before has landed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .errors import E
+from .events import Transfer, TransferDone
+from .tag import GATES, PRIVATE, TAG_HEAD
+
+if TYPE_CHECKING:
+    from .device import Device
+    from .machine import Machine
+
+BATCH: Final = 256  # items of one demand transfer
+BEHIND: Final = 64  # items of a transfer that nobody waits for: what a fault may have to wait behind
+AT_ONCE: Final = 2  # transfers of one device under way: one runs while the next is there already
+
+
+class Item(NamedTuple):
+    """One frame's content on its way.  block: whose content it is at the source (its tag)."""
+
+    block: int
+    source: int  # device
+    source_frame: int
+    target: int
+    target_frame: int
+
+
+class Move:
+    """Items that go together.  then(good items, failed items with errno) runs when all of them have ended."""
+
+    __slots__ = ("cid", "demand", "gate", "items", "over", "sent_ns", "seq", "then", "ticket", "why")
+
+    def __init__(self, items: list[Item], why: str, cid: int, demand: bool, then: Then | None) -> None:
+        self.items = items
+        self.why = why  # load | demote | save | promote
+        self.cid = cid
+        self.demand = demand  # somebody waits for it
+        self.then = then
+        self.seq = 0  # 0: not sent yet
+        self.sent_ns = 0
+        self.over = False
+        self.gate = -1
+        self.ticket = 0
+
+
+Then = Callable[[list[Item], list[tuple[Item, int]]], None]
+
+
+class Movers:
+    """All transfers of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._m = machine
+        self._core = machine.core
+        self._flying: list[dict[int, Move]] = [{} for _ in machine.devices]
+        self._waiting: list[tuple[deque[Move], deque[Move]]] = [(deque(), deque()) for _ in machine.devices]
+        self._chained: dict[tuple[int, int], list[tuple[Item, str, int]]] = {}  # (device, frame) still loading -> next hop
+        self._staged: deque[tuple[Item, str, int]] = deque()  # loads that wait for a dram frame to come through
+        self._arriving: set[tuple[int, int]] = set()  # (device, frame) that a move writes
+        self._gates = list(range(GATES - 1, -1, -1))
+        self._ticket = 0
+
+    def add_device(self) -> None:
+        self._flying.append({})
+        self._waiting.append((deque(), deque()))
+
+    # -- planning -------------------------------------------------------------------------------------------------
+
+    def copy(self, source: int, target: int, blocks: Sequence[int], why: str, cid: int = 0, then: Then | None = None,
+             demand: bool = False) -> int:  # fmt: skip
+        """Copy these blocks between two devices that are one hop apart, as many as fit; how many were begun."""
+        begun = self._core.begin_copy(source, target, blocks)
+        items = [
+            Item(begun[k], source, begun[k + 1], target, begun[k + 2]) for k in range(0, len(begun), 3)
+        ]  # fmt: skip
+        self.send(items, why, cid, demand, then)
+        return len(items)
+
+    def send(self, items: list[Item], why: str, cid: int, demand: bool, then: Then | None) -> None:
+        """Queue wired items of one source and one target, in batches."""
+        if not items:
+            return
+        carrier = self._carrier(items[0].source, items[0].target)
+        size = BATCH if demand else BEHIND
+        for k in range(0, len(items), size):
+            move = Move(items[k : k + size], why, cid, demand, then)
+            self._waiting[carrier.index][0 if demand else 1].append(move)
+            self._arriving.update((item.target, item.target_frame) for item in move.items)
+        self.pump(carrier)
+
+    def save(self, begun: Sequence[int], source: int, target: int, cid: int) -> None:
+        """The tail of a context that leaves hbm (CoreApi.save_tail)."""
+        if begun:
+            self.send([Item(begun[0], source, begun[1], target, begun[2])], "save", cid, True, None)
+
+    def load(self, loads: Sequence[int], target: int, cid: int) -> list[Move]:
+        """Bring what an admission found elsewhere (CoreApi.loads) into its hbm frames.  The moves that have a gate."""
+        direct: dict[int, list[Item]] = {}
+        for k in range(0, len(loads), 4):
+            block, source, source_frame, frame = loads[k : k + 4]
+            item = Item(block, source, source_frame, target, frame)
+            if (source, source_frame) in self._arriving:
+                self._chained.setdefault((source, source_frame), []).append((item, "load", cid))
+            elif self._m.tiers.one_hop(source, target):
+                direct.setdefault(source, []).append(item)
+            else:
+                self._staged.append((item, "load", cid))
+        gated: list[Move] = []
+        for source, items in direct.items():
+            move = self._gated(items, cid) if self._m.tiers.gated(source, target) and len(items) > 1 else None
+            if move is not None:
+                gated.append(move)
+            else:
+                self.send(items, "load", cid, True, None)
+        self.stage()
+        return gated
+
+    def _gated(self, items: list[Item], cid: int) -> Move | None:
+        """One move for all, with a gate that its pass can follow layer by layer."""
+        if not self._gates:
+            return None
+        move = Move(items, "load", cid, True, None)
+        move.gate = self._gates.pop()
+        self._ticket += 1
+        move.ticket = self._ticket
+        carrier = self._carrier(items[0].source, items[0].target)
+        self._waiting[carrier.index][0].append(move)
+        self._arriving.update((item.target, item.target_frame) for item in items)
+        self.pump(carrier)
+        return move
+
+    def stage(self) -> None:
+        """Bring staged loads into dram, as far as it has room: their last hop follows by itself."""
+        stage = self._m.tiers.stage
+        if not self._staged or stage is None:
+            return
+        room = self._m.tiers.evictors[stage.index].room(min(len(self._staged), BATCH))
+        batches: dict[tuple[int, int], list[Item]] = {}
+        while self._staged:
+            item, why, cid = self._staged[0]
+            frame = self._core.copies_of(item.block)[stage.index]
+            if frame < 0:
+                begun = self._core.begin_copy(item.source, stage.index, [item.block]) if room > 0 else []
+                if not begun:
+                    break
+                room -= 1
+                frame = begun[2]
+                batches.setdefault((item.source, cid), []).append(
+                    Item(item.block, item.source, begun[1], stage.index, frame)
+                )
+            self._staged.popleft()
+            self._core.unwire(item.source, [item.source_frame])
+            self._core.wire(stage.index, [frame])
+            onward = item._replace(source=stage.index, source_frame=frame)
+            self._chained.setdefault((stage.index, frame), []).append((onward, why, cid))
+        for (_, cid), items in batches.items():
+            self.send(items, "load", cid, True, None)
+        landed = [key for key in self._chained if key[0] == stage.index and key not in self._arriving]
+        if landed:
+            self._onward(landed, True)
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def _carrier(self, source: int, target: int) -> Device:
+        """The device whose driver makes the copy: the slower end, unless that is passive dram."""
+        a, b = self._m.devices[source], self._m.devices[target]
+        for device in (b, a):
+            if device.tier not in ("hbm", "dram"):
+                return device
+        return a if a.tier == "hbm" else b
+
+    def pump(self, device: Device) -> None:
+        flying = self._flying[device.index]
+        first, later = self._waiting[device.index]
+        while (first or later) and len(flying) < AT_ONCE:
+            move = first.popleft() if first else later.popleft()
+            if not device.up:
+                self._end(device, move, [(k, int(E.EHOSTDOWN)) for k in range(len(move.items))])
+                continue
+            self._emit(device, move)
+
+    def _emit(self, device: Device, move: Move) -> None:
+        one = move.items[0]
+        outward = one.source == device.index
+        verb, arena = ("read", one.target) if outward else ("write", one.source)
+        pairs = array("i")
+        for item in move.items:
+            pairs.extend(
+                (item.source_frame, item.target_frame) if outward else (item.target_frame, item.source_frame)
+            )
+        device.transfer_seq += 1
+        move.seq = device.transfer_seq
+        move.sent_ns = self._m.now_ns
+        self._flying[device.index][move.seq] = move
+        tags = self.tags([item.block for item in move.items])
+        self._m.count("transfers")
+        self._m.emit(
+            Transfer(device.index, move.seq, verb, arena, pairs.tobytes(), tags, move.gate, move.ticket)
+        )  # fmt: skip
+
+    def tags(self, blocks: Sequence[int]) -> bytes:
+        """Packed tags (kernel/tag.py) of blocks as they are now."""
+        size = 4 * self._m.config.block_tokens
+        step = 48 + size
+        raw = self._core.describe(blocks)
+        out = bytearray()
+        for at in range(0, len(raw), step):
+            domain, depth, n, private = array("i", raw[at + 32 : at + 48])
+            name, root = self._m.tiers.domain_named(domain)
+            key, parent = raw[at : at + 16], raw[at + 16 : at + 32]
+            if private:
+                key = self._core.hash(b"tail" + raw[at + 32 : at + step])
+            elif depth == 0:
+                parent = root
+            out += TAG_HEAD.pack(key, parent, root, depth, n, PRIVATE if private else 0, 0, name) + raw[at + 48 : at + step]
+        return bytes(out)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def done(self, event: TransferDone) -> None:
+        device = self._m.devices[event.device]
+        move = self._flying[device.index].pop(event.seq, None)
+        if move is None:
+            self._m.count("late_completions")
+            return
+        outward = move.items[0].source == device.index
+        good = len(move.items) - len({k for k, _ in event.failed})
+        link = self._m.costs.link(device.index, "read" if outward else "write")
+        link.seen(event.moved_bytes, event.elapsed_ns, good)
+        failed = [(k, code) for k, code in event.failed if 0 <= k < len(move.items)]
+        self._end(device, move, failed)
+        self.pump(device)
+        self.stage()
+
+    def fail_all(self, device: Device, code: int) -> None:
+        """Its driver is reaped: nothing that it was moving will arrive, and nothing that it was reading is read any more."""
+        flying = self._flying[device.index]
+        lost = list(flying.values())
+        flying.clear()
+        for queue in self._waiting[device.index]:
+            lost.extend(queue)
+            queue.clear()
+        for move in lost:
+            self._end(device, move, [(k, code) for k in range(len(move.items))])
+        self.stage()
+
+    def _end(self, device: Device, move: Move, failed: list[tuple[int, int]]) -> None:
+        codes = dict(failed)
+        move.over = True
+        if move.gate >= 0:
+            self._gates.append(move.gate)
+        if failed:
+            self._m.tiers.failed(device, move.items, codes)
+        again = [item for k, item in enumerate(move.items) if k in codes and self._elsewhere(move, item)]
+        bad = [(item, codes[k]) for k, item in enumerate(move.items) if k in codes and item not in again]
+        good = [item for k, item in enumerate(move.items) if k not in codes]
+        source, target = move.items[0].source, move.items[0].target
+        self._arriving.difference_update((target, item.target_frame) for item in move.items)
+        self._core.landed(
+            target, [i.target_frame for i in good] + [i.target_frame for i, _ in bad], b"\1" * len(good) + b"\0" * len(bad)
+        )
+        self._core.unwire(source, [item.source_frame for item in move.items])
+        if codes:
+            self._drop_wrong(device, [(move.items[k], code) for k, code in codes.items()])
+        self._onward([(target, i.target_frame) for i in good], True)
+        self._onward([(target, i.target_frame) for i, _ in bad], False)
+        if move.why == "load":
+            self._m.tiers.loaded(move.cid, source, target, good)
+        if again:
+            self._retry(again, move.cid)
+        if move.then is not None:
+            move.then(good, bad)
+
+    def _elsewhere(self, move: Move, item: Item) -> bool:
+        """A load that failed may come from another copy."""
+        if move.why != "load" or self._m.devices[item.target].tier != "hbm":
+            return False
+        return any(
+            frame >= 0 and d not in (item.source, item.target) and self._m.tiers.readable(d)
+            for d, frame in enumerate(self._core.copies_of(item.block))
+        )
+
+    def _retry(self, items: Iterable[Item], cid: int) -> None:
+        loads: list[int] = []
+        for item in items:
+            for d, frame in enumerate(self._core.copies_of(item.block)):
+                if frame >= 0 and d not in (item.source, item.target) and self._m.tiers.readable(d):
+                    self._core.wire(d, [frame])
+                    loads += (item.block, d, frame, item.target_frame)
+                    break
+            else:
+                self._core.landed(item.target, [item.target_frame], b"\0")
+        self._m.count("loads_retried", len(loads) // 4)
+        self.load(loads, next(iter(items)).target, cid)
+
+    def _drop_wrong(self, carrier: Device, failed: list[tuple[Item, int]]) -> None:
+        """A copy with other content, or that its own driver cannot read, is no copy."""
+        for item, code in failed:
+            lost = code == E.ECORRUPT or (item.source == carrier.index and code in (E.ENOENT, E.EIO))
+            if lost and self._m.devices[item.source].tier != "hbm":
+                if self._core.copies_of(item.block)[item.source] == item.source_frame:
+                    self._core.forget_copies(item.source, [item.block])
+
+    def _onward(self, frames: Iterable[tuple[int, int]], good: bool) -> None:
+        """The next hop of what landed; what did not come will not go on."""
+        hops: dict[tuple[int, int, int], list[Item]] = {}
+        dead: list[tuple[Item, str, int]] = []
+        for key in frames:
+            for item, why, cid in self._chained.pop(key, ()):
+                if good:
+                    hops.setdefault((item.source, item.target, cid), []).append(item)
+                else:
+                    dead.append((item, why, cid))
+        for (_, _, cid), items in hops.items():
+            self.send(items, "load", cid, True, None)
+        for item, _, cid in dead:
+            self._core.unwire(item.source, [item.source_frame])
+            move = Move([item], "load", cid, True, None)
+            if self._elsewhere(move, item):
+                self._retry([item], cid)
+            else:
+                self._core.landed(item.target, [item.target_frame], b"\0")
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def _moves(self) -> Iterable[Move]:
+        for d in range(len(self._flying)):
+            yield from self._flying[d].values()
+            for queue in self._waiting[d]:
+                yield from queue
+
+    def busy(self, device: int) -> bool:
+        """Transfers touch this device's frames."""
+        return any(device in (i.source, i.target) for move in self._moves() for i in move.items[:1]) or any(
+            device in (item.source, item.target) for item, _, _ in self._chains()
+        )
+
+    def leaving(self, device: int) -> int:
+        """Items on their way out of this device to a slower one."""
+        return sum(len(mv.items) for mv in self._moves() if mv.items[0].source == device < mv.items[0].target)
+
+    def moving(self) -> bool:
+        """Some transfer has not ended: an event is to come."""
+        return any(self._flying) or any(a or b for a, b in self._waiting)
+
+    def _chains(self) -> Iterable[tuple[Item, str, int]]:
+        for waiting in self._chained.values():
+            yield from waiting
+        yield from self._staged
+
+    def wires(self) -> list[tuple[int, int]]:
+        """(device, frame), once per reason to be wired: for fsck."""
+        found: list[tuple[int, int]] = []
+        items = [item for move in self._moves() for item in move.items] + [item for item, _, _ in self._chains()]
+        for item in items:
+            found.append((item.source, item.source_frame))
+            found.append((item.target, item.target_frame))
+        return found

@@ -1,0 +1,251 @@
+"""System calls about where contexts lie: pin, unpin, advise, prefetch, demote, evict, explain, attach_tier, detach_tier."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from . import calls as c
+from .config import DeviceConfig
+from .context import Context, Job, JobKind
+from .device import Device
+from .errands import Arrival, Attach, Demotion, Detach, Errand, Promotion, resident_blocks
+from .errors import E, Errno
+from .events import AttachTier, Syscall
+from .evictor import Evictor
+from .ids import Cid
+from .machine import Machine
+from .params import MAX_DEVICES
+from .process import Connection
+from .tag import stored_bytes
+from .traps import Trap, administrator
+
+_KINDS = ("nvme", "remote", "sim")
+
+
+class _Named(Protocol):
+    @property
+    def ctx(self) -> int: ...
+    @property
+    def cid(self) -> int: ...
+
+
+def context_of(m: Machine, connection: Connection, args: _Named) -> Context:
+    """By handle, or by cid within the uid.  EBADF, ESTALE, ENOENT."""
+    if args.ctx:
+        return connection.lookup(args.ctx)
+    context = m.contexts.get(Cid(args.cid))
+    if context is not None and connection.uid in (0, context.process.uid):
+        return context
+    raise Errno(E.ENOENT, f"no context {args.cid} of this user", cid=args.cid)
+
+
+def _tier(m: Machine, context: Context, name: str) -> Device:
+    """A device by name (nvme0), or the first of a tier (nvme); for hbm, the context's own.  ENODEV."""
+    for device in m.devices:
+        if device.removed or (device.tier == "hbm" and device.index != context.device):
+            continue
+        if name in (device.name, device.tier):
+            return device
+    there = ", ".join(d.name for d in m.devices if not d.removed)
+    raise Errno(E.ENODEV, f"no tier {name!r}: there is {there}", tier=name)
+
+
+def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c.Empty:
+    context = context_of(m, connection, args)
+    longest = m.sysctl.max_ms
+    if not 0 <= args.duration_ms <= longest:
+        raise Errno(E.EINVAL, f"duration_ms is 0..{longest} (sysctl pin.max_ms)", field="duration_ms", limit=longest)
+    device = m.devices[context.device]
+    limit = device.capacity * m.sysctl.share_permille // 1000
+    held = sum(
+        m.core.slot_row(x.slot).entries
+        for x in m.contexts_of(context.device)
+        if x is not context and m.tiers.pinned(x)
+    )
+    wanted = -(-m.core.slot_row(context.slot).tokens // m.config.block_tokens)
+    if held + wanted > limit:
+        raise Errno(
+            E.EDQUOT,
+            f"{wanted} frames would be pinned beside {held}; pins may hold {limit} frames of {device.name} (sysctl pin.share_permille)",
+            wanted=wanted,
+            held=held,
+            limit=limit,
+        )
+    context.pinned_until_ns = m.now_ns + (args.duration_ms or longest) * 1_000_000
+    m.tiers.decide("pin", device, context.cid, (), f"{wanted} frames for {args.duration_ms or longest} ms")
+    return c.Empty()
+
+
+def unpin(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.Empty:
+    context_of(m, connection, args).pinned_until_ns = 0
+    return c.Empty()
+
+
+def _errand(m: Machine, errand: Errand) -> None:
+    m.errands.add(errand)
+
+
+def prefetch(m: Machine, connection: Connection, call: Syscall, args: c.PrefetchArgs) -> c.MovedResult | None:
+    context = context_of(m, connection, args)
+    if args.deadline_ms < 0:
+        raise Errno(E.EINVAL, "deadline_ms is not negative", field="deadline_ms")
+    target = _tier(m, context, args.tier)
+    deadline_ns = m.now_ns + args.deadline_ms * 1_000_000 if args.deadline_ms else 0
+    _fetch(m, context, target, call.conn, call.request, deadline_ns)
+    return None
+
+
+def _fetch(m: Machine, context: Context, target: Device, conn: int, request: int, deadline_ns: int) -> None:
+    if target.tier != "hbm":
+        _errand(m, Promotion(conn, request, context, target, deadline_ns))
+        return
+    m.count("prefetches")
+    row = m.core.slot_row(context.slot)
+    if context.job is None and row.tokens and (row.computed < row.tokens or not row.entries):
+        m.start(context, Job(JobKind.PREFILL, m.next_order()))
+    _errand(m, Arrival(conn, request, context, deadline_ns))
+
+
+def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs) -> c.MovedResult | None:
+    context = context_of(m, connection, args)
+    target = _tier(m, context, args.tier)
+    if target.tier == "hbm":
+        raise Errno(E.EINVAL, "a context is demoted to a tier below hbm", tier=args.tier)
+    if not target.up or target.read_only or target.draining:
+        raise Errno(E.EHOSTDOWN, f"{target.name} takes nothing at present: see `attnix tiers` and dmesg", device=target.name)
+    if context.job is not None and context.job.kind is not JobKind.PREFILL:
+        raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you demote")
+    if m.tiers.pinned(context):
+        raise Errno(E.EBUSY, "the context is pinned: unpin it before you demote")
+    _errand(m, Demotion(call.conn, call.request, context, target))
+    return None
+
+
+def evict(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.MovedResult:
+    """Forget every copy of what this context alone has; it is computed again when it is used."""
+    context = context_of(m, connection, args)
+    if context.job is not None or m.core.in_flight(context.slot):
+        raise Errno(E.EBUSY, "the context is being computed: cancel that before you evict")
+    if m.tiers.pinned(context):
+        raise Errno(E.EBUSY, "the context is pinned: unpin it before you evict")
+    blocks = m.core.log_blocks(context.slot)[::-1]
+    m.core.forget_tail(context.slot)
+    m.core.drop(context.slot)
+    context.admitted = False
+    m.schedulers[context.device].wake(context)
+    freed = 0
+    for device in m.devices:
+        freed += m.core.evict(device.index, blocks)
+        m.tiers.evictors[device.index].forgotten(blocks)
+    m.tiers.decide("drop", m.devices[context.device], context.cid, tuple(blocks), f"asked for: {freed} copies freed")
+    return c.MovedResult(freed, resident_blocks(m, context, context.device), 0)
+
+
+def advise(m: Machine, connection: Connection, call: Syscall, args: c.AdviseArgs) -> c.Empty:
+    context = context_of(m, connection, args)
+    length = m.core.slot_row(context.slot).tokens
+    end = length if args.end < 0 else args.end
+    if not 0 <= args.start <= end <= length:
+        raise Errno(E.EINVAL, f"tokens [{args.start}, {args.end}) are not within 0..{length}", tokens=length)
+    if args.advice == "willneed":
+        _fetch(m, context, m.devices[context.device], 0, 0, 0)
+    elif args.advice == "cold":
+        stage = m.tiers.stage
+        if stage is not None and context.job is None and not m.tiers.pinned(context):
+            _errand(m, Demotion(0, 0, context, stage))
+    elif args.advice in ("dontneed", "normal", "priority"):
+        if not 0 <= args.priority <= 100:
+            raise Errno(E.EINVAL, f"priority is 0..100, not {args.priority}", field="priority")
+        priority = {"dontneed": 0, "normal": 50}.get(args.advice, args.priority)
+        m.core.prioritise(context.slot, args.start, end, priority)
+        if args.duration_ms > 0:
+            _errand(m, _Expiry(context, args.start, end, m.now_ns + args.duration_ms * 1_000_000))
+    else:
+        names = "willneed, dontneed, cold, normal or priority"
+        raise Errno(E.EINVAL, f"advice is {names}, not {args.advice!r}", field="advice")
+    return c.Empty()
+
+
+class _Expiry(Errand):
+    """A range's priority ends."""
+
+    def __init__(self, context: Context, start: int, end: int, deadline_ns: int) -> None:
+        super().__init__(0, 0, context, deadline_ns)
+        self.start, self.end = start, end
+
+    def step(self, m: Machine) -> None:
+        return None
+
+    def late(self, m: Machine) -> c.Empty:
+        if self.context is not None:
+            m.core.prioritise(self.context.slot, self.start, min(self.end, m.core.slot_row(self.context.slot).tokens), 50)
+        return c.Empty()
+
+
+def explain(m: Machine, connection: Connection, call: Syscall, args: c.ExplainArgs) -> c.ExplainResult:
+    if args.block >= 0:
+        administrator(m, connection, "ask about a block by number")
+        return c.ExplainResult(m.tiers.decisions.rows(blocks=frozenset((args.block,))))
+    if args.ctx or args.cid:
+        context = context_of(m, connection, args)
+        blocks = set(m.core.log_blocks(context.slot))
+        return c.ExplainResult(m.tiers.decisions.rows(cid=context.cid, blocks=frozenset(blocks)))
+    administrator(m, connection, "see the decisions about everybody")
+    return c.ExplainResult(m.tiers.decisions.rows())
+
+
+def attach_tier(m: Machine, connection: Connection, call: Syscall, args: c.AttachTierArgs) -> None:
+    administrator(m, connection, "attach a tier")
+    if args.kind not in _KINDS:
+        raise Errno(E.EINVAL, f"kind is {', '.join(_KINDS)}, not {args.kind!r}", field="kind")
+    stage = m.tiers.stage
+    if stage is None:
+        raise Errno(E.ENODEV, "there is no dram to move things through: boot with --dram", tier="dram")
+    frames = args.size_bytes // stored_bytes(m.config.kv.frame_bytes(m.config.block_tokens))
+    if not 1 <= frames < 1 << 28:
+        raise Errno(E.EINVAL, f"{args.size_bytes} bytes hold {frames} frames", field="size_bytes")
+    index = next((d.index for d in m.devices if d.removed), len(m.devices))
+    if index >= MAX_DEVICES:
+        raise Errno(E.ENOMEM, f"there are {MAX_DEVICES} devices already", limit=MAX_DEVICES)
+    number = sum(1 for d in m.devices if d.tier == args.kind and not d.removed)
+    names = {d.name for d in m.devices if not d.removed}
+    while f"{args.kind}{number}" in names:
+        number += 1
+    device = Device(index, DeviceConfig(f"{args.kind}{number}", args.kind, frames))
+    m.core.set_capacity(index, frames)
+    evictor = Evictor(m, device, m.sysctl.policy_of(device.tier))
+    if index == len(m.devices):
+        m.devices.append(device)
+        m.tiers.evictors.append(evictor)
+        m.movers.add_device()
+    else:
+        m.devices[index] = device
+        m.tiers.evictors[index] = evictor
+    m.emit(AttachTier(index, device.name, args.kind, frames, args.settings))
+    _errand(m, Attach(call.conn, call.request, device))
+
+
+def detach_tier(m: Machine, connection: Connection, call: Syscall, args: c.DetachTierArgs) -> None:
+    administrator(m, connection, "detach a tier")
+    device = next((d for d in m.devices if d.name == args.device and not d.removed), None)
+    if device is None:
+        raise Errno(E.ENODEV, f"no device {args.device!r}", device=args.device)
+    if device.tier in ("hbm", "dram"):
+        raise Errno(E.EINVAL, f"{device.name} stays: only tiers with a driver of their own are detached", device=device.name)
+    if device.draining:
+        raise Errno(E.EBUSY, f"{device.name} is being detached already", device=device.name)
+    device.draining = True
+    _errand(m, Detach(call.conn, call.request, device))
+
+
+TRAPS: dict[str, Trap] = {
+    "pin": pin,
+    "unpin": unpin,
+    "advise": advise,
+    "prefetch": prefetch,
+    "demote": demote,
+    "evict": evict,
+    "explain": explain,
+    "attach_tier": attach_tier,
+    "detach_tier": detach_tier,
+}
