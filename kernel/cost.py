@@ -137,7 +137,9 @@ def split(prefill: Prefill | None, link: Link, blocks: int, cached: int, block_t
     computed = prefill.ns(blocks * block_tokens, cached)
     crossing = blocks
     if prefill.b > 0:
-        crossing = int(min(blocks, max(0.0, ((per_block / block_tokens - prefill.a) / prefill.b - cached) / block_tokens)))
+        crossing = int(
+            min(blocks, max(0.0, ((per_block / block_tokens - prefill.a) / prefill.b - cached) / block_tokens))
+        )
     elif prefill.a * block_tokens >= per_block:
         crossing = 0
     best = Split(0, 0.0, everything, everything, computed)

@@ -59,14 +59,15 @@ class Demotion(Errand):
                 return self._result(m, 0)  # it is being used again
             return None
         pager = m.schedulers[context.device].pager
-        pager.save_tail(context)
+        if not pager.save_tail(context):
+            return None
         stage = m.tiers.stage
         if stage is None:
             return self._result(m, 0)
-        blocks = m.core.log_blocks(context.slot)
+        blocks = m.core.log_blocks(context.slot)[::-1]
         tail = m.core.tail_of(context.slot)[0]
         if tail >= 0:
-            blocks.append(tail)
+            blocks.insert(0, tail)
         waiting = m.movers.busy(context.device) or m.movers.busy(self.target.index)
         todo_down, left = self._hops(m, blocks, context.device, stage)
         for (source, target), chosen in todo_down.items():
@@ -113,7 +114,7 @@ class Demotion(Errand):
             context.admitted = False
             m.schedulers[context.device].wake(context)
         there = m.core.copied(blocks, 1 << self.target.index)
-        clean = [b for b, state in zip(blocks, there, strict=True) if state == 2][::-1]
+        clean = [b for b, state in zip(blocks, there, strict=True) if state == 2]
         for device in m.devices[: self.target.index]:
             if device.tier == "hbm" or device.index < self.target.index:
                 freed = m.core.evict(device.index, clean)
@@ -154,7 +155,8 @@ class Promotion(Errand):
                 if d > self.target.index and frame >= 0 and m.tiers.readable(d):
                     sources.setdefault(d, []).append(b)
                     break
-        for d, chosen in sources.items():
+        for d, found in sources.items():
+            chosen = found[::-1]  # a leaf first, so that it is older there than its parent
             room = m.tiers.evictors[self.target.index].room(len(chosen))
             begun = m.movers.copy(d, self.target.index, chosen[:room], "prefetch", context.cid)
             self.moved += begun
@@ -266,7 +268,9 @@ class Errands:
     def cancel(self, conn: int, request: int) -> bool:
         for errand in self.open:
             if (errand.conn, errand.request) == (conn, request):
-                self._end(errand, E.ECANCELED, {"message": "the call was cancelled; what it has moved stays where it is"})
+                self._end(
+                    errand, E.ECANCELED, {"message": "the call was cancelled; what it has moved stays where it is"}
+                )
                 return True
         return False
 
@@ -281,7 +285,9 @@ class Errands:
     def device_gone(self, device: Device) -> None:
         for errand in [e for e in self.open if isinstance(e, Attach) and e.device is device]:
             device.removed = True
-            self._end(errand, E.ENODEV, {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name})
+            self._end(
+                errand, E.ENODEV, {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}
+            )
 
     def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
         self.open.remove(errand)

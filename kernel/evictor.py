@@ -72,10 +72,10 @@ class Evictor:
         return freed
 
     def _oldest(self, want_frames: int, keepers: int) -> int:
-        index = self._device.index
+        """What went longest without being wanted, and can go."""
         freed = 0
         while freed < want_frames:
-            victims = self._core.oldest(index, want_frames - freed)
+            victims = self._can_go(want_frames - freed)
             states = self._core.copied(victims, keepers)
             more = self._evict(
                 [b for b, s in zip(victims, states, strict=True) if s == _CLEAN], want_frames - freed, "the oldest"
@@ -88,6 +88,17 @@ class Evictor:
             freed += more
         return freed
 
+    def _can_go(self, want_frames: int) -> list[int]:
+        """The oldest blocks that nothing on this device continues, but for what is named before them."""
+        index = self._device.index
+        found = self._core.evictable(index, self._core.oldest(index, 2 * want_frames + 64), want_frames)
+        if not found:
+            everything = self._core.oldest(index, self._device.capacity)
+            found = self._core.evictable(index, everything, want_frames) or self._core.evictable(
+                index, everything[::-1], want_frames
+            )
+        return found
+
     def _drop(self, want_frames: int) -> int:
         """The last tier, or the only one: what goes is gone."""
         index = self._device.index
@@ -96,7 +107,7 @@ class Evictor:
             victims = list(self.policy.victims(self._m.view, index, want_frames - freed)) if not freed else []
             more = self._evict(victims, want_frames - freed, "no slower tier can take it")
             if not more:
-                more = self._evict(self._core.oldest(index, want_frames - freed), want_frames, "the oldest of the last tier")
+                more = self._evict(self._can_go(want_frames - freed), want_frames, "the oldest of the last tier")
             if not more:
                 break
             freed += more
@@ -122,7 +133,9 @@ class Evictor:
                 gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
                 self.policy.removed(self._m.view, index, gone)
             if len(self._m.devices) > 1:
-                self._m.tiers.decide("evict", self._device, 0, tuple(blocks), f"{freed} blocks by {self.policy.name}: {why}")
+                self._m.tiers.decide(
+                    "evict", self._device, 0, tuple(blocks), f"{freed} blocks by {self.policy.name}: {why}"
+                )
         return freed
 
     def forgotten(self, blocks: Sequence[int]) -> None:
@@ -141,7 +154,9 @@ class Evictor:
         cheap = self._cheaper_to_compute(dirty, below)
         freed = 0
         if cheap:
-            freed = self._evict(cheap, want_frames, f"computing it again is cheaper than moving it to {below.name} and back")
+            freed = self._evict(
+                cheap, want_frames, f"computing it again is cheaper than moving it to {below.name} and back"
+            )
             m.count("dropped_cheap", freed)
             dirty = [b for b in dirty if b not in set(cheap)]
         todo = dirty[: max(want_frames - freed, AHEAD) - self.leaving]
@@ -153,7 +168,13 @@ class Evictor:
             self.leaving += begun
             if begun:
                 m.count("demoted_blocks", begun)
-                m.tiers.decide("demote", device, 0, tuple(todo[:begun]), f"{begun} blocks to {below.name}: {want_frames} frames wanted")
+                m.tiers.decide(
+                    "demote",
+                    device,
+                    0,
+                    tuple(todo[:begun]),
+                    f"{begun} blocks to {below.name}: {want_frames} frames wanted",
+                )
                 return freed
         if not self.leaving and not m.tiers.evictors[below.index].leaving and freed < want_frames:
             gone = self._evict(dirty, want_frames - freed, f"{below.name} has no room for it")

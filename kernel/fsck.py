@@ -201,7 +201,8 @@ def _contexts(m: Machine) -> list[str]:
     for scheduler in m.schedulers:
         device = scheduler.device
         state = m.devices[device]
-        if state.up and state.flight is None and (scheduler.queue or scheduler.decoding):
+        waits = m.movers.moving()  # a transfer is to end, and the scheduler looks again then
+        if state.up and state.flight is None and (scheduler.queue or scheduler.decoding) and not waits:
             problems.append(
                 f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever"
             )

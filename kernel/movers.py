@@ -37,6 +37,7 @@ class Item(NamedTuple):
     source_frame: int
     target: int
     target_frame: int
+    origin: int  # device that it came from on its first hop
 
 
 class Move:
@@ -68,7 +69,9 @@ class Movers:
         self._core = machine.core
         self._flying: list[dict[int, Move]] = [{} for _ in machine.devices]
         self._waiting: list[tuple[deque[Move], deque[Move]]] = [(deque(), deque()) for _ in machine.devices]
-        self._chained: dict[tuple[int, int], list[tuple[Item, str, int]]] = {}  # (device, frame) still loading -> next hop
+        self._chained: dict[
+            tuple[int, int], list[tuple[Item, str, int]]
+        ] = {}  # (device, frame) still loading -> next hop
         self._staged: deque[tuple[Item, str, int]] = deque()  # loads that wait for a dram frame to come through
         self._arriving: set[tuple[int, int]] = set()  # (device, frame) that a move writes
         self._gates = list(range(GATES - 1, -1, -1))
@@ -85,7 +88,7 @@ class Movers:
         """Copy these blocks between two devices that are one hop apart, as many as fit; how many were begun."""
         begun = self._core.begin_copy(source, target, blocks)
         items = [
-            Item(begun[k], source, begun[k + 1], target, begun[k + 2]) for k in range(0, len(begun), 3)
+            Item(begun[k], source, begun[k + 1], target, begun[k + 2], source) for k in range(0, len(begun), 3)
         ]  # fmt: skip
         self.send(items, why, cid, demand, then)
         return len(items)
@@ -105,14 +108,14 @@ class Movers:
     def save(self, begun: Sequence[int], source: int, target: int, cid: int) -> None:
         """The tail of a context that leaves hbm (CoreApi.save_tail)."""
         if begun:
-            self.send([Item(begun[0], source, begun[1], target, begun[2])], "save", cid, True, None)
+            self.send([Item(begun[0], source, begun[1], target, begun[2], source)], "save", cid, True, None)
 
     def load(self, loads: Sequence[int], target: int, cid: int) -> list[Move]:
         """Bring what an admission found elsewhere (CoreApi.loads) into its hbm frames.  The moves that have a gate."""
         direct: dict[int, list[Item]] = {}
         for k in range(0, len(loads), 4):
             block, source, source_frame, frame = loads[k : k + 4]
-            item = Item(block, source, source_frame, target, frame)
+            item = Item(block, source, source_frame, target, frame, source)
             if (source, source_frame) in self._arriving:
                 self._chained.setdefault((source, source_frame), []).append((item, "load", cid))
             elif self._m.tiers.one_hop(source, target):
@@ -160,7 +163,7 @@ class Movers:
                 room -= 1
                 frame = begun[2]
                 batches.setdefault((item.source, cid), []).append(
-                    Item(item.block, item.source, begun[1], stage.index, frame)
+                    Item(item.block, item.source, begun[1], stage.index, frame, item.source)
                 )
             self._staged.popleft()
             self._core.unwire(item.source, [item.source_frame])
@@ -199,9 +202,7 @@ class Movers:
         verb, arena = ("read", one.target) if outward else ("write", one.source)
         pairs = array("i")
         for item in move.items:
-            pairs.extend(
-                (item.source_frame, item.target_frame) if outward else (item.target_frame, item.source_frame)
-            )
+            pairs.extend((item.source_frame, item.target_frame) if outward else (item.target_frame, item.source_frame))
         device.transfer_seq += 1
         move.seq = device.transfer_seq
         move.sent_ns = self._m.now_ns
@@ -226,7 +227,10 @@ class Movers:
                 key = self._core.hash(b"tail" + raw[at + 32 : at + step])
             elif depth == 0:
                 parent = root
-            out += TAG_HEAD.pack(key, parent, root, depth, n, PRIVATE if private else 0, 0, name) + raw[at + 48 : at + step]
+            out += (
+                TAG_HEAD.pack(key, parent, root, depth, n, PRIVATE if private else 0, 0, name)
+                + raw[at + 48 : at + step]
+            )
         return bytes(out)
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -271,7 +275,9 @@ class Movers:
         source, target = move.items[0].source, move.items[0].target
         self._arriving.difference_update((target, item.target_frame) for item in move.items)
         self._core.landed(
-            target, [i.target_frame for i in good] + [i.target_frame for i, _ in bad], b"\1" * len(good) + b"\0" * len(bad)
+            target,
+            [i.target_frame for i in good] + [i.target_frame for i, _ in bad],
+            b"\1" * len(good) + b"\0" * len(bad),
         )
         self._core.unwire(source, [item.source_frame for item in move.items])
         if codes:
@@ -279,7 +285,7 @@ class Movers:
         self._onward([(target, i.target_frame) for i in good], True)
         self._onward([(target, i.target_frame) for i, _ in bad], False)
         if move.why == "load":
-            self._m.tiers.loaded(move.cid, source, target, good)
+            self._m.tiers.loaded(move.cid, target, good)
         if again:
             self._retry(again, move.cid)
         if move.then is not None:

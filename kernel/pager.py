@@ -33,6 +33,7 @@ class Pager:
         self._core = machine.core
         self._device = machine.devices[device]
         self._sched = scheduler
+        self.waits = False  # a context could not be dropped yet: the tier below makes room for its tail
 
     def evict(self, want_frames: int) -> bool:
         """Free `want_frames` reclaimable frames.  Requires: there are that many.  False: not yet, their content is being
@@ -77,7 +78,7 @@ class Pager:
                     return False
             elif self.make_room(short):
                 continue
-            elif active or not self._make_room_by_force(context, short):
+            elif self.waits or active or not self._make_room_by_force(context, short):
                 return False
 
     def _admitted(self, context: Context, result: Admit) -> None:
@@ -89,7 +90,11 @@ class Pager:
             if len(self._m.schedulers) < len(self._m.devices):
                 names = sorted({self._m.devices[loads[k + 1]].name for k in range(0, len(loads), 4)})
                 self._m.tiers.decide(
-                    "load", self._device, context.cid, tuple(loads[0::4]), f"{result.loads} blocks from {', '.join(names)}"
+                    "load",
+                    self._device,
+                    context.cid,
+                    tuple(loads[0::4]),
+                    f"{result.loads} blocks from {', '.join(names)}",
                 )
             context.gates = self._m.movers.load(loads, self._device.index, context.cid)
             for k in range(1, len(loads), 4):
@@ -140,10 +145,12 @@ class Pager:
     def _drop_some(self, victims: Iterable[Context], shortage_frames: int, why: str) -> bool:
         """Drop contexts in this order until `shortage_frames` more are available.  False: none could be dropped."""
         wanted = self._available() + shortage_frames
-        dropped = False
+        dropped = self.waits = False
         for context in victims:
             if self._can_drop(context):
-                self._drop(context, why)
+                if not self._drop(context, why):
+                    self.waits = True
+                    break
                 dropped = True
                 if self._available() >= wanted:
                     break
@@ -159,16 +166,24 @@ class Pager:
             and self._core.slot_row(context.slot).entries > 0
         )
 
-    def save_tail(self, context: Context) -> None:
+    def save_tail(self, context: Context) -> bool:
         """Copy its partial last block to the next tier, so that it need not be computed again.  Its frame stays until that
-        is done, whatever becomes of the context."""
+        is done, whatever becomes of the context.  False: not yet, that tier is making room."""
         below = self._m.tiers.below(self._device.index)
-        if below is not None and self._m.tiers.evictors[below.index].room(1):
-            self._m.movers.save(self._core.save_tail(context.slot, below.index), self._device.index, below.index, context.cid)
+        row = self._core.slot_row(context.slot)
+        if below is None or row.computed % self._m.config.block_tokens == 0:
+            return True
+        if not self._m.tiers.evictors[below.index].room(1):
+            return not self._m.movers.moving()
+        self._m.movers.save(
+            self._core.save_tail(context.slot, below.index), self._device.index, below.index, context.cid
+        )
+        return True
 
-    def _drop(self, context: Context, why: str) -> None:
-        if self._m.tiers.below(self._device.index) is not None:
-            self.save_tail(context)
+    def _drop(self, context: Context, why: str) -> bool:
+        """False: not yet (save_tail)."""
+        if self._m.tiers.exist and not self.save_tail(context):
+            return False
         self._core.drop(context.slot)
         context.gates = []
         context.admitted = False
@@ -177,6 +192,7 @@ class Pager:
         self._sched.wake(context)
         self._m.count("preemptions")
         self._m.count(f"preemptions_{why}")
+        return True
 
     def _make_room_by_force(self, oldest: Context, shortage_frames: int) -> bool:
         """Nothing runs and the oldest job does not fit: take the frames of those that wait behind it, newest first; then
@@ -194,13 +210,15 @@ class Pager:
         held = [c for c in self._m.contexts_of(self._device.index) if c.job and self._m.held(c)]
         return self._drop_some(reversed(held), shortage_frames, "held")
 
-    def preempt(self, shortage_frames: int) -> None:
+    def preempt(self, shortage_frames: int) -> bool:
         """Take all frames from the newest jobs that have any, never from the oldest of several.
 
-        They go back into the queue at their place.
+        They go back into the queue at their place.  False: not yet, a transfer is to end.
         """
         if self._drop_held(shortage_frames):
-            return
+            return True
+        if self.waits:
+            return False
         holders = [c for c in (*self._sched.queue, *self._sched.decoding.values()) if self._can_drop(c)]
         if not holders:
             raise Panic(f"{self._device.name}: no frame can be found and nobody can be preempted")
@@ -209,14 +227,16 @@ class Pager:
             self._device.capacity
         ):
             self._m.finish(holders[0], "length")  # alone and still too large: the pool is its window
-            return
+            return True
         wanted = self._available() + shortage_frames
         while holders:
             victim = holders.pop()
+            if not self._drop(victim, "running"):
+                return False
             self._core.stop_running(victim.slot)
             self._sched.decoding.pop(victim.slot, None)
-            self._drop(victim, "running")
             self._sched.add(victim)
             wanted -= 1  # it needs none itself now
             if len(holders) <= 1 or self._available() >= wanted:
-                return
+                break
+        return True

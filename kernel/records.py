@@ -87,4 +87,6 @@ class Counters(NamedTuple):
     ghosts: int  # blocks without a copy, kept because a block that continues them has one
 
 
-FACT: Final = struct.Struct("<qqiiiiiBBBB")  # used_ns, due_ns, depth, hits, turn, children, domain, kind, priority, copies mask, indexed
+FACT: Final = struct.Struct(
+    "<qqiiiiiBBBB"
+)  # used_ns, due_ns, depth, hits, turn, children, domain, kind, priority, copies mask, indexed

@@ -123,7 +123,8 @@ class Scheduler:
                 if not self.pager.evict(plan.shortage_frames):
                     return False  # frames are being copied away: a transfer is to end
             elif plan.status == NOROOM and not self.pager.make_room(plan.shortage_frames):
-                self.pager.preempt(plan.shortage_frames)
+                if self.pager.waits or not self.pager.preempt(plan.shortage_frames):
+                    return False
         if not plan.sequences:
             return False
         device.seq += 1

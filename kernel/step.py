@@ -261,7 +261,10 @@ class Kernel:
         device.up = False
         device.gone = event.reason or "it cannot be started"
         if device.tier != "hbm":
-            m.log("error", f"{device.name}: gone for good ({device.gone}); what it held is computed again when it is wanted")
+            m.log(
+                "error",
+                f"{device.name}: gone for good ({device.gone}); what it held is computed again when it is wanted",
+            )
             m.tiers.tier_gone(device)
             m.errands.device_gone(device)
             return

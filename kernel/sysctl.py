@@ -13,8 +13,16 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.step_tokens": (1, 1 << 20, "token budget of one forward pass"),
     "sched.max_running": (1, 1 << 16, "sequences in one forward pass"),
     "sched.watermark_permille": (0, 500, "share of the frames that an admission leaves available for growth"),
-    "tier.selective_hits": (1, 1 << 20, "admissions that must have found a block before tier.write=selective copies it down"),
-    "tier.partial_tokens": (0, 1 << 10, "fewest first tokens of a known block worth copying, 0: only whole blocks are hits"),
+    "tier.selective_hits": (
+        1,
+        1 << 20,
+        "admissions that must have found a block before tier.write=selective copies it down",
+    ),
+    "tier.partial_tokens": (
+        0,
+        1 << 10,
+        "fewest first tokens of a known block worth copying, 0: only whole blocks are hits",
+    ),
     "tier.gates": (0, 1, "1: a pass may begin before its loads have landed, and waits for them layer by layer"),
     "pin.share_permille": (0, 1000, "share of a device's frames that pinned contexts may hold"),
     "pin.max_ms": (1, 86_400_000, "longest time a context stays pinned"),
@@ -26,7 +34,10 @@ _CHOICES: dict[str, tuple[str, str]] = {
     "evict.dram": ("policy_dram", "eviction policy of dram, empty: evict.policy"),
     "evict.nvme": ("policy_nvme", "eviction policy of nvme, empty: evict.policy"),
     "evict.remote": ("policy_remote", "eviction policy of remote, empty: evict.policy"),
-    "tier.write": ("write", "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits"),
+    "tier.write": (
+        "write",
+        "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits",
+    ),
 }
 _WRITE = ("back", "through", "selective")
 
@@ -57,7 +68,9 @@ class Sysctl:
         every = [
             SysctlRow(key, getattr(self, key.split(".")[1]), meaning, True) for key, (_, _, meaning) in _BOUNDS.items()
         ]
-        every += [SysctlRow(key, getattr(self, field), self._meaning(key), True) for key, (field, _) in _CHOICES.items()]
+        every += [
+            SysctlRow(key, getattr(self, field), self._meaning(key), True) for key, (field, _) in _CHOICES.items()
+        ]
         found = tuple(r for r in every if name in ("", r.name) or (name.endswith(".") and r.name.startswith(name)))
         if not found:
             raise Errno(E.ENOENT, f"no sysctl is called {name!r}; `sysctl` without a name lists them", name=name)
@@ -69,7 +82,9 @@ class Sysctl:
         if name in _CHOICES:
             allowed = _WRITE if name == "tier.write" else registry.names() + (("",) if name != "evict.policy" else ())
             if value not in allowed:
-                raise Errno(E.EINVAL, f"{name} is one of {', '.join(a or '(empty)' for a in allowed)}, not {value!r}", name=name)
+                raise Errno(
+                    E.EINVAL, f"{name} is one of {', '.join(a or '(empty)' for a in allowed)}, not {value!r}", name=name
+                )
             setattr(self, _CHOICES[name][0], str(value))
             return
         if name not in _BOUNDS:

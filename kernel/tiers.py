@@ -20,6 +20,7 @@ from .decisions import Decisions
 from .errors import E
 from .evict.view import KernelView
 from .evictor import Evictor
+from .ids import Cid
 from .movers import Item, Movers
 from .tag import PRIVATE, tag_bytes, unpack_tag
 
@@ -167,7 +168,10 @@ class Tiers:
         names = sorted({E(code).name if code in E._value2member_map_ else str(code) for code in codes.values()})
         one = items[next(iter(codes))]
         a, b = m.devices[one.source], m.devices[one.target]
-        m.log("warning", f"{carrier.name}: {len(codes)} of {len(items)} frames from {a.name} to {b.name} failed: {', '.join(names)}")
+        m.log(
+            "warning",
+            f"{carrier.name}: {len(codes)} of {len(items)} frames from {a.name} to {b.name} failed: {', '.join(names)}",
+        )
         full = [items[k] for k, code in codes.items() if code == E.ENOSPC]
         if full and b is carrier:
             self._full(carrier, full)
@@ -187,18 +191,23 @@ class Tiers:
     def wrote(self, device: Device) -> None:
         device.full_once = False
 
-    def loaded(self, cid: int, source: int, target: int, good: list[Item]) -> None:
-        """Blocks came (one hop nearer) to hbm for a context."""
+    def loaded(self, cid: int, target: int, good: list[Item]) -> None:
+        """Blocks came to `target` for a context; those that came to hbm are hits of the tier that they came from."""
         m = self._m
-        a, b = m.devices[source], m.devices[target]
-        m.count(f"loaded_blocks_{a.tier}", len(good))
         evictor = self.evictors[target]
         if evictor.policy.listens and good:
             evictor.policy.inserted(m.view, target, [item.block for item in good])
-        context = m.contexts.get(cid)  # type: ignore[call-overload]
-        if context is not None and b.tier == "hbm":
-            tokens = len(good) * m.config.block_tokens
-            context.tier_hits[a.tier] = context.tier_hits.get(a.tier, 0) + tokens
+        if m.devices[target].tier != "hbm":
+            return
+        context = m.contexts.get(Cid(cid))
+        tails = {m.core.tail_of(context.slot)[0]} if context is not None else set()
+        for item in good:
+            tier = m.devices[item.origin].tier
+            m.count(f"loaded_blocks_{tier}")
+            if context is not None:
+                size = m.config.block_tokens
+                tokens = m.core.tail_of(context.slot)[1] % size if item.block in tails else size
+                context.tier_hits[tier] = context.tier_hits.get(tier, 0) + tokens
 
     # -- drivers come and go --------------------------------------------------------------------------------------
 
@@ -228,7 +237,7 @@ class Tiers:
                 rows.append((tag.depth, frame, tag))
         rows.sort(key=lambda row: row[:2])
         self._core.claim(device.index, [frame for _, frame, _ in rows])
-        adopted = 0
+        adopted: list[int] = []
         for _, frame, tag in rows:
             block = -1
             name = tag.domain.decode("utf-8", "replace")
@@ -242,8 +251,9 @@ class Tiers:
             if block < 0:
                 self._core.unclaim(device.index, frame)
             else:
-                adopted += 1
-        return adopted
+                adopted.append(block)
+        self._core.touch(device.index, adopted[::-1])  # leaves are the oldest
+        return len(adopted)
 
     def tier_down(self, device: Device) -> None:
         """Its process is reaped: what it was moving is lost, and nothing of it can be read until it is back."""
@@ -281,7 +291,7 @@ class Tiers:
         below = self.below(index)
         if below is None or m.core.in_flight(context.slot):
             return
-        blocks = self._core.row_blocks(context.slot)[::-1]
+        blocks = self._core.row_blocks(context.slot)  # a leaf first, so that it is older there than its parent
         if m.sysctl.write == "selective" and context.kept is None:
             facts = m.view.facts(blocks)
             blocks = [b for b, fact in zip(blocks, facts, strict=True) if fact.hits >= m.sysctl.selective_hits]

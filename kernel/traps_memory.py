@@ -58,9 +58,7 @@ def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c
     device = m.devices[context.device]
     limit = device.capacity * m.sysctl.share_permille // 1000
     held = sum(
-        m.core.slot_row(x.slot).entries
-        for x in m.contexts_of(context.device)
-        if x is not context and m.tiers.pinned(x)
+        m.core.slot_row(x.slot).entries for x in m.contexts_of(context.device) if x is not context and m.tiers.pinned(x)
     )
     wanted = -(-m.core.slot_row(context.slot).tokens // m.config.block_tokens)
     if held + wanted > limit:
@@ -112,7 +110,9 @@ def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs
     if target.tier == "hbm":
         raise Errno(E.EINVAL, "a context is demoted to a tier below hbm", tier=args.tier)
     if not target.up or target.read_only or target.draining:
-        raise Errno(E.EHOSTDOWN, f"{target.name} takes nothing at present: see `attnix tiers` and dmesg", device=target.name)
+        raise Errno(
+            E.EHOSTDOWN, f"{target.name} takes nothing at present: see `attnix tiers` and dmesg", device=target.name
+        )
     if context.job is not None and context.job.kind is not JobKind.PREFILL:
         raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you demote")
     if m.tiers.pinned(context):
@@ -178,7 +178,9 @@ class _Expiry(Errand):
 
     def late(self, m: Machine) -> c.Empty:
         if self.context is not None:
-            m.core.prioritise(self.context.slot, self.start, min(self.end, m.core.slot_row(self.context.slot).tokens), 50)
+            m.core.prioritise(
+                self.context.slot, self.start, min(self.end, m.core.slot_row(self.context.slot).tokens), 50
+            )
         return c.Empty()
 
 
@@ -231,7 +233,9 @@ def detach_tier(m: Machine, connection: Connection, call: Syscall, args: c.Detac
     if device is None:
         raise Errno(E.ENODEV, f"no device {args.device!r}", device=args.device)
     if device.tier in ("hbm", "dram"):
-        raise Errno(E.EINVAL, f"{device.name} stays: only tiers with a driver of their own are detached", device=device.name)
+        raise Errno(
+            E.EINVAL, f"{device.name} stays: only tiers with a driver of their own are detached", device=device.name
+        )
     if device.draining:
         raise Errno(E.EBUSY, f"{device.name} is being detached already", device=device.name)
     device.draining = True

@@ -213,6 +213,10 @@ class TwinMapping(TwinTables):
         if not keeps_tail:
             first += self._resume(s, first, sources, partial_tokens)
         self._fill(s, first, keeps_tail)
+        for k in range(len(self._loads) - 4, -1, -4):  # the sources have been used, a leaf before its parent
+            source, g = self._pools[self._loads[k + 1]], self._loads[k + 2]
+            if source.frames[g].stamp:
+                self._stamp(source, g)
         return Admit(OK, 0, hits, fresh, len(self._loads) // 4)
 
     def loads(self) -> list[int]:
@@ -251,10 +255,7 @@ class TwinMapping(TwinTables):
                 frame.state = LOADING
                 frame.filler = -1
                 frame.wired += 1
-                source = self._pools[device]
-                source.frames[g].wired += 1
-                if source.frames[g].stamp:
-                    self._stamp(source, g)  # it has been used
+                self._pools[device].frames[g].wired += 1
                 self._loads.extend((b, device, g, f))
                 return True
         return False
@@ -675,7 +676,9 @@ class TwinMapping(TwinTables):
         frame = self._pools[slot.device].frames[slot.frames[i]]
         if not self._writable(s, i):
             self._copy_on_write(s, i)
-        elif not self._blocks[frame.block].indexed and frame.state != LOADING:  # it may be VALID: a private block that was cut
+        elif (
+            not self._blocks[frame.block].indexed and frame.state != LOADING
+        ):  # it may be VALID: a private block that was cut
             frame.state = FILLING
             frame.filler = s
 

@@ -130,7 +130,9 @@ class TwinTables:
         hash_bits: int = 128,
     ) -> None:  # fmt: skip
         if len(secret) != 16 or not 1 <= len(rows) <= len(capacities) <= MAX_DEVICES:
-            raise ValueError("core: 16-byte secret and 1..8 devices, the compute devices first with one row buffer each")
+            raise ValueError(
+                "core: 16-byte secret and 1..8 devices, the compute devices first with one row buffer each"
+            )
         if (
             not 1 <= block_tokens <= 32767
             or not 0 <= hash_bits <= 128

@@ -216,7 +216,6 @@ static int32_t load_from(Core *core, int32_t b, int32_t sources, int32_t device,
         frame->filler = -1;
         if (frame->wired++ == 0) core->pools[device].wired++;
         if (source->wired++ == 0) core->pools[d].wired++;
-        if (source->stamp) stamp_frame(core, d, g); /* it has been used */
         int32_t *load = core->loads + core->nloads;
         load[0] = b;
         load[1] = d;
@@ -383,6 +382,9 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int3
         first += more;
     }
     TRY(fill(core, s, first, keeps_tail));
+    for (int32_t k = core->nloads - 4; k >= 0; k -= 4) /* the sources have been used, a leaf before its parent */
+        if (core->pools[core->loads[k + 1]].frames[core->loads[k + 2]].stamp)
+            stamp_frame(core, core->loads[k + 1], core->loads[k + 2]);
     core->out.loads = core->nloads / 4;
     return admitted(&core->out, STATUS_OK, 0, hits, fresh);
 }

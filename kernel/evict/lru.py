@@ -16,7 +16,7 @@ class Lru:
     listens = False
 
     def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
-        return view.oldest(device, want)
+        return view.evictable(device, view.oldest(device, want + want // 2 + 16), want)
 
     def inserted(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...
 

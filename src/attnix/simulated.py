@@ -18,13 +18,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from attnix.drivers.sim_device import SimDevice
+from attnix.drivers.sim_memory import SimTier
 from attnix.kernel import calls
 from attnix.kernel.batch import SEQ_BYTES
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import (
+    AttachTier,
     Connect,
+    DetachTier,
     Disconnect,
     DriverDown,
     DriverUp,
@@ -40,9 +43,12 @@ from attnix.kernel.events import (
     Syscall,
     Timer,
     Tokens,
+    Transfer,
+    TransferDone,
 )
 from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.step import Kernel
+from attnix.kernel.tag import GATES, stored_bytes
 from attnix.kernel.twin import TwinCore
 
 CoreMaker: TypeAlias = Callable[..., CoreApi]
@@ -62,7 +68,10 @@ def tokens_of(data: bytes) -> list[int]:
 
 
 class SimulatedSystem:
-    """make_device: what stands for each accel, a SimDevice unless told otherwise.  frames: per device.  check: fsck after every step, and any problem is an AssertionError.
+    """frames: of each compute device; dram, nvme, remote: frames of that tier, 0: there is none.  direct: the nvme tier reads
+    straight into hbm and passes may follow it through gates.  Tiers are numbered after the compute devices, in that order.
+
+    make_device: what stands for each accel, a SimDevice unless told otherwise.  frames: per device.  check: fsck after every step, and any problem is an AssertionError.
 
     Public: kernel, devices, pending (passes not yet completed, per device), now_ns, halted, sent (every effect, if kept).
     """
@@ -71,6 +80,10 @@ class SimulatedSystem:
         self,
         *,
         frames: int = 12,
+        dram: int = 0,
+        nvme: int = 0,
+        remote: int = 0,
+        direct: bool = False,
         block_tokens: int = 4,
         window_tokens: int = 64,
         devices: int = 1,
@@ -87,8 +100,10 @@ class SimulatedSystem:
         record: bool = False,
         make_device: DeviceMaker | None = None,
     ) -> None:
+        sizes = {"dram": dram, "nvme": nvme, "remote": remote}
+        below = [DeviceConfig(f"{kind}0", kind, size) for kind, size in sizes.items() if size]
         config = KernelConfig(
-            devices=tuple(DeviceConfig(f"hbm{d}", "hbm", frames) for d in range(devices)),
+            devices=(*(DeviceConfig(f"hbm{d}", "hbm", frames) for d in range(devices)), *below),
             kv=kv or KvShape(1, 1, 2, 2),
             window_tokens=window_tokens,
             vocab_tokens=vocab_tokens,
@@ -101,26 +116,41 @@ class SimulatedSystem:
         )
         layout = config.layout
         rows = [memoryview(bytearray(layout.total_bytes)) for _ in range(devices)]
-        self.core = core(bytes(range(16)), block_tokens, layout, [frames] * devices, rows, hash_bits)
+        capacities = [d.capacity_frames for d in config.devices]
+        self.core = core(bytes(range(16)), block_tokens, layout, capacities, rows, hash_bits)
         self.kernel = Kernel(config, self.core)
+        self.gates = bytearray(8 * GATES)
+        self.direct = direct
+        self._frame_bytes = config.kv.frame_bytes(block_tokens)
+        self._block_tokens = block_tokens
+        self.dram = bytearray(dram * stored_bytes(self._frame_bytes))
         maker = make_device or (
-            lambda f, where, table: SimDevice(f, where, table, block_tokens, vocab_tokens, script=script)
+            lambda f, where, table: SimDevice(
+                f, where, table, block_tokens, vocab_tokens, script=script, gates=self.gates
+            )
         )
         self.devices: list[Any] = [maker(frames, layout, rows[d]) for d in range(devices)]
+        self.devices += [self._tier(d) if d.tier != "dram" else None for d in below]
+        self.computes = devices
         self.frames = frames
         self.now_ns = 0
         self.check = check
-        self.pending: list[deque[Exec]] = [deque() for _ in range(devices)]
-        self.epochs = [0] * devices
+        self.pending: list[deque[Exec | Transfer]] = [deque() for _ in self.devices]
+        self.epochs = [0] * len(self.devices)
         self.timers: list[tuple[int, int]] = []
+        self.attaching: list[int] = []  # tiers whose driver is starting
         self.clients: dict[int, SimulatedClient] = {}
         self.halted = False
         self.record = record
         self.log: list[tuple[int, Event, list[Effect]]] = []
         self.double_replies: list[tuple[int, int]] = []
         self._next_conn = 0
-        for d in range(devices):
-            self.driver_up(d)
+        for d in range(len(self.devices)):
+            if self.devices[d] is not None:
+                self.driver_up(d)
+
+    def _tier(self, config: DeviceConfig) -> SimTier:
+        return SimTier(config.capacity_frames, self._frame_bytes, self._block_tokens, gates=self.gates)
 
     # -- events in, effects out -----------------------------------------------------------------------------------
 
@@ -137,8 +167,18 @@ class SimulatedSystem:
         return effects
 
     def _perform(self, effect: Effect) -> None:
-        if isinstance(effect, Exec):
+        if isinstance(effect, (Exec, Transfer)):
             self.pending[effect.device].append(effect)
+        elif isinstance(effect, AttachTier):
+            tier = self._tier(DeviceConfig(effect.name, effect.kind, effect.capacity_frames))
+            while effect.device >= len(self.devices):
+                self.devices.append(None)
+                self.pending.append(deque())
+                self.epochs.append(0)
+            self.devices[effect.device] = tier
+            self.attaching.append(effect.device)
+        elif isinstance(effect, DetachTier):
+            self.devices[effect.device] = None
         elif isinstance(effect, Reply):
             client = self.clients.get(effect.conn)
             if client is not None:
@@ -162,33 +202,64 @@ class SimulatedSystem:
     # -- devices --------------------------------------------------------------------------------------------------
 
     def tick(self, device: int = 0) -> bool:
-        """Complete the oldest pass of a device.  False: there is none."""
+        """Complete the oldest pass or transfer of a device.  False: there is none, or it waits at a gate."""
+        if self.attaching:
+            self.driver_up(self.attaching.pop())
+            return True
         if not self.pending[device]:
             return False
-        self.step(self.devices[device].execute(self.pending[device].popleft()))
+        effect = self.pending[device][0]
+        if isinstance(effect, Exec) and not self.devices[device].is_open(effect):
+            return False
+        self.pending[device].popleft()
+        self.step(self.perform(effect))
         return True
+
+    def perform(self, effect: Exec | Transfer) -> ExecDone | ExecFailed | TransferDone:
+        """What a device answers."""
+        device = self.devices[effect.device]
+        if isinstance(effect, Exec):
+            done: ExecDone | ExecFailed = device.execute(effect)
+            return done
+        moved: TransferDone
+        if isinstance(device, SimTier) and effect.arena < self.computes:
+            moved = device.transfer_direct(effect, self.devices[effect.arena].arena)
+        else:
+            moved = device.transfer(effect, self.dram)
+        return moved
 
     def fail(self, device: int = 0, reason: str = "injected") -> bool:
         """The oldest pass fails and touches nothing."""
         if not self.pending[device]:
             return False
-        self.step(ExecFailed(device, self.pending[device].popleft().seq, E.EIO, reason))
+        effect = self.pending[device].popleft()
+        if isinstance(effect, Exec):
+            self.step(ExecFailed(device, effect.seq, E.EIO, reason))
+        else:
+            failed = tuple((k, int(E.EIO)) for k in range(len(effect.pairs) // 8))
+            self.step(TransferDone(device, effect.seq, failed, 0, 0))
         return True
 
-    def repeat(self, done: ExecDone) -> None:
+    def repeat(self, done: ExecDone | TransferDone) -> None:
         """A completion arrives once more, late."""
         self.step(done)
 
     def driver_up(self, device: int, arena: str = "kept") -> None:
         self.epochs[device] += 1
+        driver = self.devices[device]
+        if isinstance(driver, SimTier):
+            direct = ("direct",) if self.direct else ()
+            self.step(driver.found(device, self.epochs[device]))
+            self.step(DriverUp(device, self.epochs[device], 200 + self.epochs[device], "lost", "sim", direct))
+            return
         if arena == "lost":
-            self.devices[device].arena[:] = bytes([0xA5]) * len(self.devices[device].arena)
+            driver.arena[:] = bytes([0xA5]) * len(driver.arena)
         self.step(DriverUp(device, self.epochs[device], 100 + self.epochs[device], arena))
 
     def kill_driver(self, device: int = 0, wrote_kv: bool = True, arena: str = "kept") -> None:
         """The driver dies with whatever it was running, before or after it wrote KV, and comes back."""
         if self.pending[device] and wrote_kv:
-            self.devices[device].execute(self.pending[device][0])
+            self.perform(self.pending[device][0])
         self.pending[device].clear()
         self.step(DriverDown(device, self.epochs[device], "killed by test"))
         self.driver_up(device, arena)
@@ -218,7 +289,7 @@ class SimulatedSystem:
 
     @property
     def sequences_pending(self) -> int:
-        return sum(len(e.seqs) // SEQ_BYTES for q in self.pending for e in q)
+        return sum(len(e.seqs) // SEQ_BYTES for q in self.pending for e in q if isinstance(e, Exec))
 
     # -- clients --------------------------------------------------------------------------------------------------
 
@@ -293,6 +364,15 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "vmstat": calls.Empty,
     "sysctl": calls.SysctlArgs,
     "fsck": calls.Empty,
+    "pin": calls.PinArgs,
+    "unpin": calls.LookArgs,
+    "advise": calls.AdviseArgs,
+    "prefetch": calls.PrefetchArgs,
+    "demote": calls.DemoteArgs,
+    "evict": calls.LookArgs,
+    "explain": calls.ExplainArgs,
+    "attach_tier": calls.AttachTierArgs,
+    "detach_tier": calls.DetachTierArgs,
     "dmesg": calls.DmesgArgs,
     "shutdown": calls.Empty,
     "publish": calls.PublishArgs,
