@@ -134,6 +134,14 @@ class DriverProcess:
                 return before
             before.append(message)
 
+    def ask_health(self) -> dict[str, int]:
+        """Its counters.  Nothing else may be on its way."""
+        self._request += 1
+        self.send(["health", self._request])
+        message = self.receive("health answer")
+        require(message[0] == "health" and message[1] == self._request, f"health was answered with {message!r:.200}")
+        return dict(message[2])
+
     def _wait(self, event: int, what: str) -> None:
         poll = select.poll()
         poll.register(self.channel.fileno(), event)

@@ -125,18 +125,21 @@ def a_frame_holds_what_was_written_last(rig: TierRig) -> None:
     """Writes and a read of one frame, sent without waiting, act in the order in which they were sent."""
     if not rig.traits.is_addressed:
         return
-    n = 8
-    for at in range(n):
-        rig.put(at, rig.stored(200 + at))
-    for at in range(n):
-        rig.begin("write", [(3, at)], [rig.tag(200 + at)])
-    last = rig.begin("read", [(3, 20)], [rig.tag(200 + n - 1)])
-    stale = rig.begin("read", [(3, 21)], [rig.tag(200)])
-    outcome = {done.seq: done.failed for done in rig.collect()}
-    require(outcome.pop(last) == (), "the last of several writes was not what the next read found")
-    require(outcome.pop(stale) == ((0, int(E.ECORRUPT)),), "a block that was overwritten was read without an error")
-    require(not any(outcome.values()), f"writes failed: {outcome}")
-    require(rig.get(20) == rig.stored(200 + n - 1), "the last write is not what came back")
+    n = 4
+    for round_ in range(4):
+        base = 200 + 10 * round_
+        for at in range(n):
+            rig.put(at, rig.stored(base + at))
+        _keep_busy(rig)
+        for at in range(n):
+            rig.begin("write", [(3, at)], [rig.tag(base + at)])
+        last = rig.begin("read", [(3, 6)], [rig.tag(base + n - 1)])
+        stale = rig.begin("read", [(3, 7)], [rig.tag(base)])
+        outcome = {done.seq: done.failed for done in rig.collect()}
+        require(outcome.pop(last) == (), "the last of several writes was not what the next read found")
+        require(outcome.pop(stale) == ((0, int(E.ECORRUPT)),), "a block that was overwritten was read without an error")
+        require(not any(outcome.values()), f"writes failed: {outcome}")
+        require(rig.get(6) == rig.stored(base + n - 1), "the last write is not what came back")
 
 
 @_check
@@ -144,13 +147,14 @@ def an_arena_frame_is_used_in_order(rig: TierRig) -> None:
     """A read into a dram frame, sent right after a write out of it, does not overtake the write."""
     rig.write((210, 4))
     for attempt in range(4):
-        rig.put(9, rig.stored(211))
-        write = rig.begin("write", [(8, 9)], [rig.tag(211)])
-        read = rig.begin("read", [(4, 9)], [rig.tag(210)])
-        outcome = {done.seq: done.failed for done in rig.collect()}
-        require(outcome == {write: (), read: ()}, f"attempt {attempt}: {outcome}")
-        require(rig.get(9) == rig.stored(210), "the read did not arrive")
-        require(rig.read((211, 8)) == [0], "the write took what the read brought")
+        rig.put(2, rig.stored(211))
+        _keep_busy(rig)
+        rig.begin("write", [(5, 2)], [rig.tag(211)])
+        rig.begin("read", [(4, 2)], [rig.tag(210)])
+        failed = [done.failed for done in rig.collect() if done.failed]
+        require(not failed, f"attempt {attempt}: {failed}")
+        require(rig.get(2) == rig.stored(210), "the read did not arrive")
+        require(rig.read((211, 5)) == [0], "the write took what the read brought")
 
 
 @_check
@@ -309,15 +313,16 @@ def direct_reads_arrive_in_layer_order(rig: TierRig) -> None:
     rig.write(*blocks)
     tags = [rig.tag(number) for number, _ in blocks]
     pairs = [(frame, 7 - at) for at, (_, frame) in enumerate(blocks)]
+    payloads = {7 - at: rig.payload(number) for at, (number, _) in enumerate(blocks)}
     for ticket in range(1, 9):
         rig.spoil()
         seq = rig.begin("read", pairs, tags, arena=HBM, gate=12, ticket=ticket)
-        _watch_gate(rig, ticket, {7 - at: number for at, (number, _) in enumerate(blocks)})
+        _watch_gate(rig, ticket, payloads)
         (done,) = rig.collect(seq)
         require(not done.failed, f"a direct read failed: {done.failed}")
         require(rig.gates.load(12) == gate_value(ticket, rig.format.layers), "the gate does not say that all is there")
         for at, (number, _) in enumerate(blocks):
-            require(rig.hbm_frame(7 - at) == rig.payload(number), f"block {number} arrived in hbm as something else")
+            require(rig.hbm_frame(7 - at) == payloads[7 - at], f"block {number} arrived in hbm as something else")
         require(set(rig.hbm_frame(9)) == {JUNK}, "a direct read changed a frame that nobody named")
     require(rig.gates.load(11) == rig.gates.load(13) == 0, "another gate was touched")
 
@@ -388,10 +393,17 @@ def it_exits_when_its_channel_closes(rig: TierRig) -> None:
 # -- means --------------------------------------------------------------------------------------------------------
 
 
-def _watch_gate(rig: TierRig, ticket: int, blocks: dict[int, int]) -> None:
-    """Follow gate 12 while a direct read is under way.  blocks: block number by hbm frame."""
+def _keep_busy(rig: TierRig) -> None:
+    """Begin a write of 16 frames, so that whatever is sent next finds a full queue and can be taken in a wrong order."""
+    frames = range(8, MIN_FRAMES)
+    for frame in frames:
+        rig.put(frame, rig.stored(frame))
+    rig.begin("write", [(frame, frame) for frame in frames], [rig.tag(frame) for frame in frames])
+
+
+def _watch_gate(rig: TierRig, ticket: int, payloads: dict[int, bytes]) -> None:
+    """Follow gate 12 while a direct read is under way.  payloads: what must arrive, by hbm frame."""
     step, layers = rig.format.layer_bytes, rig.format.layers
-    payloads = {frame: rig.payload(number) for frame, number in blocks.items()}
     said = checked = 0
     while not rig.has_answer():
         value = rig.gates.load(12)

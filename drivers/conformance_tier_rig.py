@@ -76,7 +76,7 @@ class TierRig(DriverProcess):
         self._rows_fd = create_memfd("conformance-rows", 4096)
         hbm_fd = create_memfd("conformance-hbm", hbm_frames * format.frame_bytes)
         gates_fd = create_memfd("conformance-gates", 8 * GATES)
-        self._extra_fds = (hbm_fd, gates_fd)
+        self._fds = [self._dram_fd, self._rows_fd, hbm_fd, gates_fd]
         self.dram = map_shared(self._dram_fd)
         self.hbm = map_shared(hbm_fd)
         self.gates = Gates(map_shared(gates_fd))
@@ -96,11 +96,7 @@ class TierRig(DriverProcess):
         }
         fds = {**spec.fds, "dram": self._dram_fd, "gates": gates_fd, "hbm0": hbm_fd}
         self._spec = dataclasses.replace(spec, config=config, fds=fds)
-        try:
-            self._start()
-        except BaseException:
-            self._close_memory()
-            raise
+        self._start()
 
     def _start(self) -> None:
         super().__init__(self._spec, self._dram_fd, self._rows_fd, deadline_s=self._deadline_s)
@@ -120,11 +116,8 @@ class TierRig(DriverProcess):
 
     def close(self) -> None:
         super().close()
-        self._close_memory()
-
-    def _close_memory(self) -> None:
-        for fd in (self._dram_fd, self._rows_fd, *self._extra_fds):
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())
 
     # -- contents -------------------------------------------------------------------------------------------------
 

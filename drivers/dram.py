@@ -34,12 +34,22 @@ def frames_in(budget_bytes: int, frame_bytes: int) -> int:
     return budget_bytes // stored_bytes(frame_bytes)
 
 
-def machine_bytes() -> int:
-    """Memory that this process may ever use: the machine's, or its control group's when that is less."""
+def machine_bytes(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int:
+    """Memory that this process may ever use: the machine's, or when that is less its control group's or that of any
+    group around it."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup v2 and v1
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    files = [root / "memory.max", root / "memory/memory.limit_in_bytes"]  # cgroup v2 and v1
+    with contextlib.suppress(OSError):
+        for line in groups.read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            for folder in (group, *map(str, Path(group).parents)):
+                if not controllers:
+                    files.append(root / folder.strip("/") / "memory.max")
+                elif "memory" in controllers.split(","):
+                    files.append(root / "memory" / folder.strip("/") / "memory.limit_in_bytes")
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):  # "max" is no number, and a group may be out of our sight
+            limits.append(int(file.read_text()))
     return min(limits)
 
 

@@ -244,7 +244,8 @@ def answers(message: list[Any], backend: Driver) -> list[list[Any]]:
             return []
         return [["unknown", verb]]
     except Exception as error:  # whatever it is, the daemon gets its answer and the others their driver
-        traceback.print_exc()
+        if not isinstance(error, BadMessage):
+            traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
         if verb == "exec" and isinstance(request, int):
             return [["failed", request, int(E.EIO), reason]]

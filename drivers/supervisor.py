@@ -175,7 +175,7 @@ class Supervisor:
         """Start a new tier while serving.  DriverUp or DriverGone of its device answers."""
         task = asyncio.ensure_future(self._attach(effect))
         self._attaching[effect.device] = task
-        task.add_done_callback(lambda _: self._attaching.pop(effect.device, None))
+        task.add_done_callback(lambda _: _forget(self._attaching, effect.device, task))
 
     async def _attach(self, effect: AttachTier) -> None:
         try:
@@ -202,7 +202,7 @@ class Supervisor:
             leaving.close_memory()
 
         self._leaving[device] = task = asyncio.ensure_future(retire())
-        task.add_done_callback(lambda _: self._leaving.pop(device, None))
+        task.add_done_callback(lambda _: _forget(self._leaving, device, task))
 
     def _add(self, spec: DriverSpec) -> _Device:
         dram = self._shared.dram
@@ -242,7 +242,9 @@ class Supervisor:
 
     def restart(self, device: int, reason: str) -> None:
         """Kill a driver and start it again; DriverDown and DriverUp follow.  Also revives one that was given up."""
-        self._devices[device].restart(reason)
+        supervised = self._devices.get(device)
+        if supervised is not None:  # a dram has no driver, and a tier may just have been detached
+            supervised.restart(reason)
 
     async def close(self) -> None:
         """Ask every driver to exit, make sure of it, reap all, give the memory back.  Nothing is emitted from here on."""
@@ -290,6 +292,12 @@ class Supervisor:
         """The counters of the running driver's last health answer; empty while there are none."""
         life = self._devices[device].life
         return {} if life is None else dict(life.health)
+
+
+def _forget(tasks: dict[int, asyncio.Task[None]], device: int, task: asyncio.Task[None]) -> None:
+    """The number may have a new owner, with a task of its own."""
+    if tasks.get(device) is task:
+        del tasks[device]
 
 
 class _Device:

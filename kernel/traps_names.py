@@ -121,9 +121,11 @@ def reattach(m: Machine, connection: Connection, call: Syscall, args: c.Reattach
     kept = context.kept
     check_tokens(m, args.tokens)
     if kept is not None and kept.phase == "running" and kept.generation is not None:
-        return _adopt(m, connection, call, context, kept.generation.args, args)
+        _adopt(m, connection, call, context, kept.generation.args, args)
+        return None
     if kept is not None and kept.phase == "suspended":
-        return _resume(m, connection, call, context, kept, args)
+        _resume(m, connection, call, context, kept, args)
+        return None
     if kept is not None and kept.result is not None:
         _check_agrees(args.tokens, kept.result.tokens, ended=True)
         generation = c.GenerateArgs(args.ctx) if kept.asked is None else kept.asked

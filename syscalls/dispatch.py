@@ -555,7 +555,8 @@ class Dispatcher:
         self._send(client, data)
 
     def _end_stream(self, client: Client, stream: Stream, result: GenerateResult) -> GenerateResult:
-        self._finish(stream)
+        if result.reason != "suspended":  # it goes on: what its text withholds now may yet be a stop string's
+            self._finish(stream)
         self._tell(client, stream)
         return stream.complete(result)
 

@@ -43,7 +43,7 @@ class Session:
     """
 
     def __init__(self, after: Session | None = None) -> None:
-        self._last_request = after._last_request if after else 0
+        self._last_request: int = after._last_request if after else 0
         self._splitter = Splitter()
         self._pack = msgpack.Packer(use_bin_type=True).pack
 

@@ -26,6 +26,7 @@ class NvmeConfig(NamedTuple):
     engine           auto | uring | threads
     fsync            none | batch: with "batch" a write is answered once it would survive a power failure
     depth            operations under way at once
+    lock_wait_ms     how long another holder of the file may take to go: a killed predecessor's operations still end
     allow_shrink     with too little space on the file system: take what there is instead of refusing
     """
 
@@ -42,6 +43,7 @@ class NvmeConfig(NamedTuple):
     fsync: str = "none"
     depth: int = 64
     allow_shrink: bool = False
+    lock_wait_ms: int = 5000
     stored_bytes: int = 0  # said by the daemon: must be what the format gives
 
     @classmethod

@@ -60,7 +60,12 @@ class NvmeDriver:
         self._free_heads = list(range(self._depth))
         self._zeros = new_region(HEADER_BYTES)
         self._file = SlotFile(
-            config.path, self._format, config.capacity_frames, allow_shrink=config.allow_shrink, log=say
+            config.path,
+            self._format,
+            config.capacity_frames,
+            allow_shrink=config.allow_shrink,
+            lock_wait_s=config.lock_wait_ms / 1000,
+            log=say,
         )
         can_go_direct = self._file.direct and gates is not None and group_layers(self._format) > 0
         self._hbm = dict(hbm) if can_go_direct else {}

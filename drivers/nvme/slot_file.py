@@ -32,7 +32,6 @@ from ..stored import StoredFormat, crc32c
 MAGIC: Final = b"ATNXFIL1"
 FILE_VERSION: Final = 1
 SUPERBLOCK_BYTES: Final = 4096
-LOCK_WAIT_S: Final = 5.0  # operations of a killed predecessor may still be under way
 _SUPERBLOCK: Final = struct.Struct(
     "<8sII16sQIIQ"
 )  # magic, version, CRC, identity, frame_bytes, layers, block_tokens, slots
@@ -57,7 +56,17 @@ class SlotFile:
     file_system  its type, for people
     """
 
-    def __init__(self, path: str, format: StoredFormat, capacity_frames: int, *, allow_shrink: bool, log: Log) -> None:
+    def __init__(
+        self,
+        path: str,
+        format: StoredFormat,
+        capacity_frames: int,
+        *,
+        allow_shrink: bool,
+        lock_wait_s: float = 5.0,
+        log: Log,
+    ) -> None:
+        self._lock_wait_s = lock_wait_s
         self.path = path
         self.format = format
         self.capacity_frames = capacity_frames
@@ -125,7 +134,7 @@ class SlotFile:
 
     def _open(self) -> int:
         """A locked descriptor of the file that has the name.  Error: OSError, ConfigError."""
-        deadline = time.monotonic() + LOCK_WAIT_S
+        deadline = time.monotonic() + self._lock_wait_s
         while True:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

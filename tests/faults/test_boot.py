@@ -99,6 +99,13 @@ def is_gone(pid: int) -> bool:
         (("--hbm", "10"), ("--hbm",)),
         (("--hbm", "1000000GiB"), ("--hbm", "this machine allows")),
         (("--max-contexts", "1000000000"), ("--max-contexts", "this machine allows")),
+        (("--dram", "1000000GiB"), ("--dram", "this machine allows")),
+        (("--dram", "4KiB"), ("--dram", "it must hold 1 or more")),
+        (("--nvme", "1MiB", "--dram", "24KiB"), ("--dram", "it must hold 4 or more")),
+        (("--nvme", "4KiB"), ("nvme0", "do not hold one frame")),
+        (("--nvme", "1MiB@/nowhere/at/all"), ("nvme0", "/nowhere/at/all")),
+        (("--remote", "ftp://host"), ("remote0", "ftp")),
+        (("--sim-tier", '1MiB,{"nosuch": 1}'), ("sim0", "nosuch")),
     ],
 )
 def test_settings_that_cannot_work(start: Start, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,20 @@ def test_locked_pages_are_locked_where_the_system_allows_it() -> None:
     finally:
         arena.close()
     assert locked_kib() == before
+
+
+def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
+    root, groups = tmp_path / "cgroup", tmp_path / "self"
+    (root / "a/b").mkdir(parents=True)
+    groups.write_text("0::/a/b\n")
+    (root / "a/b/memory.max").write_text("max\n")
+    machine = dram.machine_bytes(tmp_path / "nothing", tmp_path / "nothing")
+    assert dram.machine_bytes(root, groups) == machine == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (root / "a/memory.max").write_text("7000000\n")
+    assert dram.machine_bytes(root, groups) == 7000000, "of the group around ours"
+    (root / "a/b/memory.max").write_text("5000000\n")
+    assert dram.machine_bytes(root, groups) == 5000000
+    (root / "memory/x").mkdir(parents=True)
+    (root / "memory/x/memory.limit_in_bytes").write_text("3000000\n")
+    groups.write_text("3:cpu,memory:/x\n1:name=systemd:/a/b\n")
+    assert dram.machine_bytes(root, groups) == 3000000

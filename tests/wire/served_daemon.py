@@ -8,6 +8,7 @@ Run by conftest.py as a script; options come as one JSON object.  It says `ready
     script          tokens that every generation emits
     pass_ms         what a forward takes
     text_ms         what a text job takes
+    state           state directory, for a journal and snapshots; without it there are none
     uid             the uid that every client is said to have; null: the real one
     misbehave       "reply twice" | "undeclared errno" | "panic": what the kernel does wrong for `fsck`
 """
@@ -18,11 +19,13 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from attnix.drivers.sim_device import SimDevice
+from attnix.durable import open_durable
 from attnix.kernel.calls import FsckResult, Message
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.errors import E, Panic
@@ -145,8 +148,17 @@ async def serve(options: dict[str, Any]) -> int:
     except CannotListen as error:
         print(error, flush=True)
         return 1
-    daemon = Daemon(WrongKernel(kernel, fault) if fault else kernel, listener, text, port, credentials=credentials)
+    durable = None
+    if "state" in options:
+        Path(options["state"]).mkdir(mode=0o700, exist_ok=True)
+        durable = open_durable(Path(options["state"]), config, lambda level, text: print(level, text, file=sys.stderr))
+    daemon = Daemon(
+        WrongKernel(kernel, fault) if fault else kernel, listener, text, port, credentials=credentials,
+        journal=durable.journal if durable else None, snapshots=durable.snapshots if durable else None,
+    )  # fmt: skip
     port.daemon = daemon
+    if durable is not None:
+        durable.connect(daemon.feed)
     daemon.feed(DriverUp(0, 1, 1, "kept"))
     return await daemon.run(ready=lambda: print("ready", flush=True))
 

@@ -32,6 +32,14 @@ def blocking() -> None:
         assert_type(os.kill(3), None)
         assert_type(os.spawn("child", fork_of=ctx).context, attnix.Context | None)
         assert_type(os.sys.alloc_context(), t.AllocContextResult)
+        assert_type(os.open("name", fork=True), attnix.Context)
+        assert_type(os.names().rows, tuple[t.NameRow, ...])
+        assert_type(os.snapshot("s", [ctx, a]), t.SnapshotResult)
+        assert_type(os.restore("s"), list[attnix.Context])
+        assert_type(ctx.publish("name"), None)
+        assert_type(ctx.reattach([1, 2]), attnix.Stream)
+        assert_type(os.prefetch(ctx.handle, "hbm"), t.MovedResult)
+        assert_type(os.server.contexts, tuple[t.KeptRow, ...])
         assert_type(os.submit("uname", t.Empty(), t.UnameResult), attnix.Pending[t.UnameResult])
 
 
@@ -48,6 +56,9 @@ async def asynchronous() -> None:
         assert_type(await stream, t.GenerateResult)
         assert_type(await ctx.append("x"), t.AppendResult)
         assert_type(await os.sys.spawn(), t.SpawnResult)
+        assert_type(await os.open("name"), attnix.AsyncContext)
+        assert_type(await os.restore("s"), list[attnix.AsyncContext])
+        assert_type(ctx.reattach(), attnix.AsyncStream)
         assert_type((await os.tiers()).tiers, tuple[t.TierRow, ...])
         assert_type(await os.kill(3), None)
 

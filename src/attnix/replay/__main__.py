@@ -18,7 +18,7 @@ from typing import Any
 from attnix.kernel.tag import stored_bytes
 from attnix.traces import load
 
-from .engine import Frames, Replay, has_tiers, policy_names
+from .engine import Frames, Replay, policy_names
 from .metrics import Result
 from .profile import PROFILES, Profile
 from .report import document, plot, table
@@ -69,7 +69,7 @@ def share_of(workload: Workload, capacity: str) -> Frames:
 def frames_in(profile: Profile, block_tokens: int, hbm: str, dram: str, nvme: str) -> Frames:
     """Sizes in bytes as frames; without a size of hbm, the profile's.  Slower tiers hold stored frames.  ValueError."""
     frame_bytes = profile.kv.frame_bytes(block_tokens)
-    lower = not hbm and has_tiers()
+    lower = not hbm
     frames = Frames(
         (size_bytes(hbm) if hbm else profile.hbm_bytes) // frame_bytes,
         (size_bytes(dram) if dram else profile.dram_bytes * lower) // stored_bytes(frame_bytes),

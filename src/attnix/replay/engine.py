@@ -39,7 +39,6 @@ from attnix.kernel.evict.protocol import KIND_TOOL
 from attnix.kernel.look import vmstat
 from attnix.kernel.params import ABI_VERSION
 from attnix.kernel.step import Kernel
-from attnix.kernel.sysctl import POLICIES, Sysctl
 from attnix.kernel.tag import tag_bytes
 
 from .device import Pass, TimedAccel, TimedLink
@@ -54,7 +53,6 @@ _CONN: Final = 1
 _HBM: Final = 0
 _S: Final = 1e-9
 _TAG_NTOKENS: Final = 13  # int32 word of a packed tag (kernel/tag.py)
-_SYSCTLS: Final = frozenset(row.name for row in Sysctl().rows(""))
 
 
 @dataclass(frozen=True)
@@ -103,20 +101,13 @@ class Live:
 
 
 def note_turn(kernel: Kernel, context: Context, kind: int, due_ns: int) -> None:
-    """Tell the kernel why a context's turn ended, and when it will go on (0: nobody knows)."""
-    note = getattr(kernel, "note_turn", None)
-    if note is not None:
-        note(context, kind, due_ns)
+    """Why a context's turn ended, and when it will go on (0: nobody knows), in the place of what the kernel took it for."""
+    kernel.machine.core.note(context.slot, kind, context.turns, due_ns)
 
 
 def policy_names() -> tuple[str, ...]:
     """What `Replay` takes as a policy."""
-    return registry.names() if "evict.dram" in _SYSCTLS else tuple(sorted(POLICIES))
-
-
-def has_tiers() -> bool:
-    """Whether this kernel manages more than hbm."""
-    return "evict.dram" in _SYSCTLS
+    return registry.names()
 
 
 class Refused(Exception):
@@ -161,8 +152,6 @@ class Replay:
         self._first_arrival_ns = -1
         self._found_tokens = 0
         tiers = frames.by_tier()
-        if len(tiers) > 1 and not has_tiers():
-            raise ValueError("this kernel has hbm only")
         self._tiers = list(tiers)
         self._loaded = dict.fromkeys(tiers, 0)  # tokens, by the tier that they came from
         self.result = Result(policy, hit_tokens=dict.fromkeys(tiers, 0))
@@ -173,11 +162,7 @@ class Replay:
             window_tokens=-(-(workload.longest_tokens + 1) // size) * size, vocab_tokens=VOCAB_TOKENS,
             identity=(("replay", profile.name),), block_tokens=size, max_contexts=slots, stop_tokens=(STOP_TOKEN,),
             kv_dtype="bfloat16",
-            sysctl={
-                "sched.step_tokens": _STEP_TOKENS,
-                **{name: policy for name in _SYSCTLS if name.startswith("evict.")},
-                **(sysctl or {}),
-            },
+            sysctl={"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy, **(sysctl or {})},
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
         core = Core(bytes(range(16)), size, config.layout, list(tiers.values()), rows)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from . import __main__ as command
-from .engine import has_tiers, policy_names
+from .engine import policy_names
 
 BEGIN: Final = "<!-- tables: written by make replay-tables -->"
 END: Final = "<!-- end of tables -->"
@@ -54,8 +54,7 @@ def commands() -> list[tuple[str, list[str]]]:
             found.append((case.trace, [*case.options, "--capacity", capacity, "--policy", policies]))
             if case.agents and "learned" in policy_names():
                 found.append((case.trace, [*case.options, "--capacity", capacity, "--policy", policies, "--hints"]))
-        if has_tiers():
-            found.append((case.trace, [*case.options, "--policy", policies]))
+        found.append((case.trace, [*case.options, "--policy", policies]))
     return found
 
 
