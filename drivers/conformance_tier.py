@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Collection
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from attnix.kernel.errors import E
 from attnix.kernel.tag import GATE_FAILED, HEADER_BYTES, gate_value
@@ -80,8 +80,10 @@ def probe_is_complete_and_stable(rig: TierRig) -> None:
     require(min(probe.read_bytes_s, probe.write_bytes_s, probe.latency_ns) >= 0, "a negative measurement")
     require(bool(probe.kind and probe.engine and probe.model), "kind, engine or model is not said")
     again = rig.ask_probe()
-    measured = {"read_bytes_s": 0, "write_bytes_s": 0, "latency_ns": 0}
-    require(again._replace(**measured) == probe._replace(**measured), "a second probe is answered differently")
+    again = again._replace(
+        read_bytes_s=probe.read_bytes_s, write_bytes_s=probe.write_bytes_s, latency_ns=probe.latency_ns
+    )
+    require(again == probe, "a second probe is answered differently")
 
 
 @_check
@@ -194,7 +196,7 @@ def another_block_is_not_read(rig: TierRig) -> None:
     """Every field of the tag is compared; the other items of the transfer are read all the same."""
     rig.write((500, 0), (501, 1), (502, 2))
     tokens = struct.pack("<i", 7) * rig.format.block_tokens
-    wrong = {
+    wrong: dict[str, dict[str, Any]] = {
         "key": {"key": b"k" * 16},
         "parent": {"parent": b"p" * 16},
         "depth": {"depth": 0},

@@ -305,6 +305,7 @@ class NvmeDriver:
             self._under_way -= 1
             if operation.verb is not Verb.READ:
                 self._writes_under_way -= 1
+            self._rates.note(operation.verb, max(0, result), self._under_way == 0)
             job: Job = operation.owner
             job.result(operation, result, self._heads.pointer + max(0, operation.head) * HEADER_BYTES)
             if operation.head >= 0:
@@ -349,7 +350,6 @@ class NvmeDriver:
         else:
             counters["direct_frames" if isinstance(job, DirectRead) else "read_frames"] += frames
             counters["read_bytes"] += done.moved_bytes
-        self._rates.note(job.verb, done.moved_bytes, self._under_way == 0)
 
     # -- what can be wrong ----------------------------------------------------------------------------------------
 

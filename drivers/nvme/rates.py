@@ -29,7 +29,12 @@ class Rates:
         self._bytes = {Verb.READ: 0, Verb.WRITE: 0}
 
     def note(self, verb: Verb, n_bytes: int, is_idle: bool) -> None:
-        """A transfer ended; is_idle: nothing else is under way."""
+        """An operation ended; is_idle: nothing else is under way.
+
+        What is under way when a stretch begins and ends is counted as if it began and ended there, which evens out.
+        """
+        if verb is Verb.SYNC:
+            return
         self._bytes[verb] += n_bytes
         moved = self._bytes[verb]
         if moved < (RATE_BYTES if is_idle else WINDOW_BYTES):

@@ -221,7 +221,7 @@ def test_fewer_slots_drop_the_ones_beyond_and_more_keep_all(tier: Callable[..., 
     assert rig.read((5, 5)) == [0] and rig.read((6, 6)) == [E.ENOENT]
 
 
-@pytest.mark.parametrize("change", ["identity", "frame_bytes", "layers", "block_tokens", "nonsense"])
+@pytest.mark.parametrize("change", ["identity", "frame_bytes", "layers", "block_tokens", "torn"])
 def test_a_file_of_another_format_is_made_anew(
     change: str, tier: Callable[..., TierRig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,10 +233,12 @@ def test_a_file_of_another_format_is_made_anew(
         "frame_bytes": StoredFormat(2 * FORMAT.frame_bytes, FORMAT.layers, FORMAT.block_tokens, FORMAT.identity),
         "layers": StoredFormat(FORMAT.frame_bytes, 3, FORMAT.block_tokens, FORMAT.identity),
         "block_tokens": StoredFormat(FORMAT.frame_bytes, FORMAT.layers, 8, FORMAT.identity),
-        "nonsense": FORMAT,
+        "torn": FORMAT,
     }[change]
-    if change == "nonsense":
-        (tmp_path / "slots").write_bytes(b"these are my notes, not a cache")
+    if change == "torn":
+        with open(tmp_path / "slots", "r+b") as file:
+            file.seek(20)
+            file.write(b"\xff\xff")
     capfd.readouterr()
     rig = tier(other)
     assert rig.found() == {}
@@ -244,6 +246,59 @@ def test_a_file_of_another_format_is_made_anew(
     assert rig.read((1, 1)) == [E.ENOENT]
     rig.write((2, 1))
     assert rig.read((2, 1)) == [0]
+
+
+def test_somebody_elses_file_is_left_alone(
+    tier: Callable[..., TierRig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At the start, and when it takes our file's place while we run."""
+    notes = b"these are my notes, not a cache"
+    (tmp_path / "slots").write_bytes(notes)
+    assert "is not the file of a tier" in refusal(tmp_path, capfd)
+    assert (tmp_path / "slots").read_bytes() == notes
+    (tmp_path / "slots").unlink()
+    rig = tier()
+    rig.write((1, 1))
+    (tmp_path / "notes").write_bytes(notes)
+    (tmp_path / "notes").rename(tmp_path / "slots")
+    assert rig.read((1, 1)) == [E.ENOENT]
+    assert (tmp_path / "slots").read_bytes() == notes
+    (tmp_path / "slots").unlink()
+    rig.write((2, 2))
+    assert rig.read((2, 2), (1, 1)) == [0, E.ENOENT]
+
+
+def test_killed_in_the_middle_of_writing(tier: Callable[..., TierRig], engine: str) -> None:
+    """Whatever the moment: the next life finds what was answered, and nothing it finds is wrong when it is read."""
+    rig = tier(engine=engine)
+    last: dict[int, int] = {}  # block by slot, of writes that were answered
+    for life in range(6):
+        base = 1000 * (life + 1)
+        for at in range(12):
+            rig.put(at, rig.stored(base + at))
+        sent: dict[int, dict[int, int]] = {}
+        for first in range(0, 12, 3):
+            blocks = {first + at: base + first + at for at in range(3)}
+            sent[rig.begin("write", [(s, s) for s in blocks], [rig.tag(n) for n in blocks.values()])] = blocks
+        for _ in range(life % 4):
+            answer = rig.receive("answer")
+            assert answer[2] == []
+            last.update(sent.pop(answer[1]))
+        rig.restart(kill=True)
+        unsure = {slot: number for blocks in sent.values() for slot, number in blocks.items()}
+        tags = {rig.tag(number): number for number in (*last.values(), *unsure.values())}
+        found = {slot: tags.get(tag) for slot, tag in rig.found().items()}
+        for slot, number in last.items():
+            assert slot in unsure or found.get(slot) == number, f"slot {slot} was answered and is gone"
+        for slot, known in found.items():
+            assert known is not None and known in (last.get(slot), unsure.get(slot))
+            (code,) = rig.read((known, slot))
+            assert code == 0 or (code == E.ECORRUPT and slot in unsure), "torn, and nothing else"
+            if code == 0:
+                last[slot] = known
+        for slot in unsure:
+            rig.write((base + 500 + slot, slot))
+            last[slot] = base + 500 + slot
 
 
 def test_of_two_copies_the_newer_is_found(tier: Callable[..., TierRig]) -> None:

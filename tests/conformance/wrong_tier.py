@@ -13,6 +13,7 @@ from attnix.drivers._stored import ffi, lib
 from attnix.drivers.nvme import inventory, jobs
 from attnix.drivers.nvme.driver import NvmeDriver, make_backend
 from attnix.drivers.nvme.engine import Operation, Verb
+from attnix.drivers.nvme.slot_file import SlotFile
 from attnix.drivers.serve import run_driver
 from attnix.drivers.stored import Gates
 from attnix.kernel.events import Transfer, TransferDone
@@ -164,7 +165,7 @@ def loses_an_answer() -> None:
 
 @bug
 def writes_next_to_where_it_should() -> None:
-    patch(jobs.SlotFile, offset=lambda file, slot: 4096 + (slot & ~1) * file.stored_bytes)
+    patch(SlotFile, offset=lambda file, slot: 4096 + (slot & ~1) * file.stored_bytes)
 
 
 @bug
