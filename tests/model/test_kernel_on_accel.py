@@ -18,29 +18,74 @@ from hypothesis import strategies as st
 from attnix.drivers.accel.config import KvDtype
 from attnix.drivers.accel.driver import AccelBackend, AccelConfig
 from attnix.drivers.accel.metadata import load_config
+from attnix.drivers.accel.transfers import Transfers
+from attnix.drivers.sim_memory import SimTier
+from attnix.drivers.stored import Gates
+from attnix.kernel.config import DeviceConfig
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
+from attnix.kernel.events import Exec, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
+from attnix.kernel.tag import gate_value
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
 Tiny = Callable[[str], tuple[Path, Any]]
-BLOCK, WINDOW, VOCAB = 16, 192, 300
+BLOCK, WINDOW, VOCAB, LAYERS = 16, 192, 300, 3
 
 
-def accel_system(path: Path, frames: int, step_tokens: int = 512, kv_dtype: KvDtype = "float32") -> SimulatedSystem:
-    def make(capacity: int, layout: RowLayout, rows: memoryview) -> AccelBackend:
+class Accel(AccelBackend):
+    """The driver as the simulated system drives a device.  It joins the arenas of the system once those are there."""
+
+    arena: memoryview
+    gates: Any
+
+    def join(self, system: SimulatedSystem) -> None:
+        threads = self._model.threads
+        self._transfers = Transfers(
+            self._frame_bytes, LAYERS, BLOCK, self._frames, system.dram or bytearray(1 << 20), 1, system.gates, threads
+        )
+        self._transfers.identify(bytes(16))
+        self._model.attach_gates(system.gates)
+        self.arena, self.gates = self._frames, Gates(system.gates)
+
+    def is_open(self, effect: Exec) -> bool:
+        """The simulated system has one thread: what waits for another device is not begun."""
+        pairs = memoryview(effect.gates).cast("q").tolist()
+        return all(
+            self.gates.load(gate) >= gate_value(ticket, LAYERS)
+            for gate, ticket in zip(pairs[::2], pairs[1::2], strict=True)
+        )
+
+    def transfer(self, effect: Transfer, dram: Any = None) -> TransferDone:
+        return super().transfer(effect)
+
+
+class AccelSystem(SimulatedSystem):
+    def _tier(self, config: DeviceConfig) -> SimTier:
+        return SimTier(config.capacity_frames, self._frame_bytes, BLOCK, layers=LAYERS, gates=self.gates)
+
+
+def accel_system(
+    path: Path, frames: int, step_tokens: int = 512, kv_dtype: KvDtype = "float32", **tiers: Any
+) -> SimulatedSystem:
+    """tiers: dram, nvme, remote and direct of SimulatedSystem."""
+
+    def make(capacity: int, layout: RowLayout, rows: memoryview) -> Accel:
         config = AccelConfig(
             str(path), layout.slots, layout.entries, BLOCK, "float32", kv_dtype, "invariant", threads=1
         )
         frame_bytes = load_config(path).frame_bytes(BLOCK, kv_dtype)
-        backend = AccelBackend(config, bytearray(capacity * frame_bytes), rows)
+        backend = Accel(config, bytearray(capacity * frame_bytes), rows)
         assert backend.probe().capacity_frames == capacity
         return backend
 
-    return SimulatedSystem(
+    system = AccelSystem(
         frames=frames, block_tokens=BLOCK, window_tokens=WINDOW, vocab_tokens=VOCAB, max_contexts=24, core=Core,
-        make_device=make, sysctl={"sched.step_tokens": step_tokens}, check=False,
+        make_device=make, sysctl={"sched.step_tokens": step_tokens}, check=False, kv=load_config(path).kv_shape(kv_dtype),
+        **tiers,
     )  # fmt: skip
+    system.devices[0].join(system)
+    return system
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
