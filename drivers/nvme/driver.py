@@ -27,7 +27,7 @@ from ..stored import Gates
 from .config import NvmeConfig
 from .engine import Engine, Operation, Region, ThreadEngine, Verb, new_region
 from .inventory import measure, scan
-from .jobs import DirectRead, Job, Scrub, StoredRead, StoredWrite, group_layers
+from .jobs import DirectRead, Job, Scrub, StoredRead, StoredWrite, group_layers, landing_bytes
 from .rates import Rates
 from .ring_engine import RingEngine, RingUnavailable
 from .slot_file import FileState, SlotFile
@@ -57,7 +57,7 @@ class NvmeDriver:
         self._depth = config.depth
         self._write_depth = max(1, config.depth // 4)
         self._heads = new_region(self._depth * HEADER_BYTES)
-        self._free_heads = list(range(self._depth))
+        self._free_places = list(range(self._depth))  # of heads and landing
         self._zeros = new_region(HEADER_BYTES)
         self._file = SlotFile(
             config.path,
@@ -69,6 +69,7 @@ class NvmeDriver:
         )
         can_go_direct = self._file.direct and gates is not None and group_layers(self._format) > 0
         self._hbm = dict(hbm) if can_go_direct else {}
+        self._landing = new_region(self._depth * landing_bytes(self._format)) if self._hbm else new_region(HEADER_BYTES)
         self._gates = gates
         self._engine = self._open_engine()
         self._engine.use(self._file.fd)
@@ -107,10 +108,10 @@ class NvmeDriver:
                     raise ConfigError(f"engine uring: {error}") from error
                 say(f"no io_uring: {error}; reading and writing with threads")
             else:
-                refusal = ring.register([self._dram, *self._hbm.values()])
+                refusal = ring.register([self._dram, self._landing])
                 self._registered = not refusal
                 if refusal:
-                    say(f"arenas are not registered with io_uring ({refusal}); it works without, a little slower")
+                    say(f"memory is not registered with io_uring ({refusal}); it works without, a little slower")
                 return ring
         return ThreadEngine(self._heads, self._depth)
 
@@ -195,7 +196,7 @@ class NvmeDriver:
             return self._refuse(effect, E.ENOENT)
         job: Job
         if direct:
-            job = DirectRead(effect, self._file, arena, self._gates)
+            job = DirectRead(effect, self._file, arena, self._landing, self._gates)
         elif effect.verb == "read":
             job = StoredRead(effect, self._file, arena)
         else:
@@ -288,10 +289,9 @@ class NvmeDriver:
                 continue
             if operation.verb is not Verb.READ:
                 self._writes_under_way += 1
-            if operation.with_head:
-                operation.head = self._free_heads.pop()
-                if isinstance(operation.owner, StoredWrite):
-                    operation.owner.fill_head(operation, operation.head)
+            if operation.staged:
+                operation.place = self._free_places.pop()
+                jobs[0].stage(operation, operation.place)
             return operation
         return None
 
@@ -307,9 +307,9 @@ class NvmeDriver:
                 self._writes_under_way -= 1
             self._rates.note(operation.verb, max(0, result), self._under_way == 0)
             job: Job = operation.owner
-            job.result(operation, result, self._heads.pointer + max(0, operation.head) * HEADER_BYTES)
-            if operation.head >= 0:
-                self._free_heads.append(operation.head)
+            job.result(operation, result)
+            if operation.place >= 0:
+                self._free_places.append(operation.place)
             if job.ended:
                 self._finished.append(job)
             if n % _NOTICE_EVERY == 0:

@@ -53,11 +53,12 @@ class Operation:
     start   first byte of the payload in `region`
     n_bytes of the payload
     offset  in the file
-    with_head  a header lies right before the payload in the file and is moved with it: `offset` is the header's
-    head    where that header goes to or comes from: the index of a page of the heads' region, -1 until it has one
+    staged  it needs a place of its own in the driver's memory while it is under way: the owner's `stage` is told which
+    place   that place, -1 while it has none
+    head    a header is written right before the payload, out of this page of the heads' region; -1: none
     """
 
-    __slots__ = ("head", "item", "n_bytes", "offset", "owner", "part", "region", "start", "verb", "with_head")
+    __slots__ = ("head", "item", "n_bytes", "offset", "owner", "part", "place", "region", "staged", "start", "verb")
 
     def __init__(
         self,
@@ -78,13 +79,14 @@ class Operation:
         self.offset = offset
         self.item = item
         self.part = part
-        self.with_head = False
+        self.staged = False
+        self.place = -1
         self.head = -1
 
     @property
     def total_bytes(self) -> int:
         """What its result must be."""
-        return self.n_bytes + (HEADER_BYTES if self.with_head else 0)
+        return self.n_bytes + (HEADER_BYTES if self.head >= 0 else 0)
 
 
 class Engine(Protocol):
