@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from attnix.drivers.stored import Gates
 from attnix.kernel.config import DeviceConfig
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import Exec, Transfer, TransferDone
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
 from attnix.kernel.tag import gate_value
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -56,8 +57,18 @@ class Accel(AccelBackend):
             for gate, ticket in zip(pairs[::2], pairs[1::2], strict=True)
         )
 
+    def execute(self, effect: Exec) -> ExecDone | ExecFailed:
+        """Takes a millisecond a token, says the clock of the simulated system: decisions depend on no other."""
+        outcome = super().execute(effect)
+        return (
+            outcome._replace(compute_ns=len(effect.tokens) // 4 * 1_000_000)
+            if isinstance(outcome, ExecDone)
+            else outcome
+        )
+
     def transfer(self, effect: Transfer, dram: Any = None) -> TransferDone:
-        return super().transfer(effect)
+        """Takes a microsecond a frame."""
+        return super().transfer(effect)._replace(elapsed_ns=len(effect.pairs) // 8 * 1000)
 
 
 class AccelSystem(SimulatedSystem):
@@ -217,3 +228,45 @@ def test_control_altering_the_kv_of_any_mapped_block_changes_the_logits(tiny_mod
         request = client.post("generate", ctx, 4, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)
         system.run()
         assert outcome(client, request) != expected, f"block {entry} is not read"
+
+
+# -- more contexts than hbm holds ---------------------------------------------------------------------------------
+
+
+def chat(system: SimulatedSystem, contexts: int, turns: int, order_seed: int) -> list[Any]:
+    """Contexts of 40 tokens and more, each continued `turns` times in a random order: what they said (tokens, and
+    log-probabilities to the bit)."""
+    client = system.connect()
+    ctxs = [client.call("alloc_context").ctx for _ in range(contexts)]
+    said: list[Any] = [[] for _ in ctxs]
+    order = [n for turn in range(turns) for n in np.random.default_rng([order_seed, turn]).permutation(contexts)]
+    for n in order:
+        prompt = prompt_of(20 if said[n] else 40, 7 * n + len(said[n]))
+        client.post("append", ctxs[n], ints(prompt))
+        request = client.post("generate", ctxs[n], 5, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 2)
+        system.run()
+        said[n].append(outcome(client, request))
+    return said
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("tiers", [{"dram": 150}, {"dram": 24, "nvme": 150}, {"dram": 24, "nvme": 150, "direct": True}])
+def test_contexts_come_back_to_the_bit_from_every_tier(
+    tiny_model: Tiny, kv_dtype: KvDtype, tiers: dict[str, Any]
+) -> None:
+    """16 contexts of up to 8 blocks on an hbm of 12 frames: all that leaves it comes back, and nothing is computed twice."""
+    path, _ = tiny_model("llama")
+    large = accel_system(path, 160, kv_dtype=kv_dtype)
+    expected = chat(large, 16, 4, 1)
+    system = accel_system(path, 12, kv_dtype=kv_dtype, **tiers)
+    assert chat(system, 16, 4, 1) == expected
+    device = system.devices[0].health()
+    all_tokens = 16 * (40 + 3 * 20 + 4 * 5 - 1)
+    # An append that is computed before its generate begins has its last token computed once more, on either system.
+    assert (
+        all_tokens <= device["computed_tokens"] <= large.devices[0].health()["computed_tokens"] <= all_tokens + 16 * 4
+    )
+    assert device["read_frames"] > 50
+    if "nvme" in tiers:
+        assert system.devices[2].written_frames > 20 and system.devices[2].read_frames > 20
+    assert system.kernel.fsck() == []
