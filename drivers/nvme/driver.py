@@ -55,7 +55,6 @@ class NvmeDriver:
         self._format = config.format()
         self._dram = dram
         self._depth = config.depth
-        self._write_depth = max(1, config.depth // 4)
         self._heads = new_region(self._depth * HEADER_BYTES)
         self._free_places = list(range(self._depth))  # of heads and landing
         self._zeros = new_region(HEADER_BYTES)
@@ -267,7 +266,7 @@ class NvmeDriver:
             self._writes_under_way += 1
             return self._syncs.popleft()
         for _ in range(2):  # a queue may turn out to be empty
-            may_write = bool(self._writes) and self._writes_under_way < self._write_depth
+            may_write = bool(self._writes) and self._writes_under_way < self._write_depth()
             if self._reads and not (may_write and self._reads_in_a_row >= _READS_IN_A_ROW):
                 self._reads_in_a_row += 1
                 operation = self._from(self._reads)
@@ -279,6 +278,11 @@ class NvmeDriver:
             if operation is not None:
                 return operation
         return None
+
+    def _write_depth(self) -> int:
+        """How many writes may be under way: what a device's queue is good for, less while reads want to get through."""
+        reading = self._reads or self._under_way > self._writes_under_way
+        return max(1, self._depth // (4 if reading else 2))
 
     def _from(self, jobs: deque[Job]) -> Operation | None:
         """The next operation of the first job that has one; jobs that have handed out everything leave the queue."""
