@@ -150,7 +150,7 @@ def test_an_empty_prompt_is_refused(tiny_model: Tiny) -> None:
     assert error.value.code is E.EINVAL
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     length=st.integers(1, 70),
     chunk=st.sampled_from([1, 3, 16, 24, 512]),
@@ -160,6 +160,8 @@ def test_an_empty_prompt_is_refused(tiny_model: Tiny) -> None:
     kill_after=st.integers(0, 12),
     model=st.sampled_from(["llama", "qwen3"]),
     kv_dtype=st.sampled_from(["float32", "int8"]),
+    tiers=st.sampled_from([{}, {"dram": 30}, {"dram": 8, "nvme": 60}, {"dram": 8, "nvme": 60, "direct": True}]),
+    rot=st.booleans(),
 )
 def test_same_tokens_and_logits_in_every_circumstance(
     tiny_model: Tiny,
@@ -171,11 +173,14 @@ def test_same_tokens_and_logits_in_every_circumstance(
     kill_after: int,
     model: str,
     kv_dtype: KvDtype,
+    tiers: dict[str, Any],
+    rot: bool,
 ) -> None:
+    """rot: after every step one bit of the dram arena, anywhere, is another."""
     path, _ = tiny_model(model)
     prompt = prompt_of(length, 5)
     expected = cold(path, prompt, 12, kv_dtype)
-    system = accel_system(path, frames, chunk, kv_dtype)
+    system = accel_system(path, frames, chunk, kv_dtype, **tiers)
     client = system.connect()
     parent = client.call("alloc_context").ctx
     client.call("append", parent, ints(prompt[:fork_at]))
@@ -184,8 +189,11 @@ def test_same_tokens_and_logits_in_every_circumstance(
     requests = [client.post("generate", forked, 12, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)]
     requests += [start(client, prompt_of(length, 5 if n % 2 else 50 + n), 12) for n in range(others)]
     for _ in range(kill_after):
-        system.tick()
+        _ = any(system.tick(device) for device in range(len(system.devices)))
     system.kill_driver(wrote_kv=bool(kill_after % 2))
+    while rot and tiers and any(system.tick(device) for device in range(len(system.devices))):
+        bit = int(np.random.default_rng([length, system.now_ns]).integers(8 * len(system.dram)))
+        system.dram[bit // 8] ^= 1 << bit % 8
     system.run()
     assert outcome(client, requests[0]) == expected
     for n, request in enumerate(requests[1:]):
@@ -233,9 +241,11 @@ def test_control_altering_the_kv_of_any_mapped_block_changes_the_logits(tiny_mod
 # -- more contexts than hbm holds ---------------------------------------------------------------------------------
 
 
-def chat(system: SimulatedSystem, contexts: int, turns: int, order_seed: int) -> list[Any]:
+def chat(
+    system: SimulatedSystem, contexts: int, turns: int, order_seed: int, between: Callable[[], None] = lambda: None
+) -> list[Any]:
     """Contexts of 40 tokens and more, each continued `turns` times in a random order: what they said (tokens, and
-    log-probabilities to the bit)."""
+    log-probabilities to the bit).  between: called after each turn of one."""
     client = system.connect()
     ctxs = [client.call("alloc_context").ctx for _ in range(contexts)]
     said: list[Any] = [[] for _ in ctxs]
@@ -246,6 +256,7 @@ def chat(system: SimulatedSystem, contexts: int, turns: int, order_seed: int) ->
         request = client.post("generate", ctxs[n], 5, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 2)
         system.run()
         said[n].append(outcome(client, request))
+        between()
     return said
 
 
@@ -269,4 +280,27 @@ def test_contexts_come_back_to_the_bit_from_every_tier(
     assert device["read_frames"] > 50
     if "nvme" in tiers:
         assert system.devices[2].written_frames > 20 and system.devices[2].read_frames > 20
+    assert system.kernel.fsck() == []
+
+
+@pytest.mark.parametrize("tiers", [{"dram": 150}, {"dram": 24, "nvme": 150}])
+def test_rotten_copies_are_found_and_computed_again(tiny_model: Tiny, tiers: dict[str, Any]) -> None:
+    """After each turn a third of the dram frames have one more bit wrong: the answers are right, to the bit."""
+    path, _ = tiny_model("llama")
+    expected = chat(accel_system(path, 160), 16, 3, 2)
+    system = accel_system(path, 12, **tiers)
+    random = np.random.default_rng(3)
+    stored = len(system.dram) // tiers["dram"]
+
+    def rot() -> None:
+        for frame in range(0, tiers["dram"], 3):
+            at = frame * stored + int(random.integers(stored))
+            system.dram[at] ^= 1 << int(random.integers(8))
+
+    assert chat(system, 16, 3, 2, rot) == expected
+    found = system.devices[0].health()["corrupt_frames"] + sum(
+        device.corrupt for device in system.devices if isinstance(device, SimTier)
+    )
+    counters = system.connect().call("vmstat").counters
+    assert counters["corrupt_copies"] >= found > 10
     assert system.kernel.fsck() == []
