@@ -19,6 +19,7 @@ from attnix.drivers.nvme.engine import new_region
 from attnix.drivers.nvme.ring_engine import RingEngine, RingUnavailable
 from attnix.drivers.spec import DriverFds, DriverSpec, driver_argv
 from attnix.kernel.errors import E
+from attnix.kernel.tag import GATE_FAILED, gate_value
 
 FORMAT = StoredFormat(6 * 16384, 6, 4, bytes(range(16)))
 SUPERBLOCK = 4096
@@ -472,6 +473,52 @@ def test_a_disk_that_fills_up_behind_a_hole(small_file_system: Path, engine: str
         filler.unlink()
         rig.write((2, 2))
         assert rig.read((2, 2)) == [0]
+    finally:
+        rig.close()
+
+
+BROKEN_DEVICE = """
+import errno, sys
+from attnix.drivers.nvme import driver, engine, ring_engine
+def broken(real):
+    def reap(self, *rest):
+        results = []
+        for operation, result in real(self, *rest):
+            slot = (operation.offset - 4096) // 102400
+            if operation.owner is not None and slot in (3, 4):
+                result = -errno.EIO if slot == 3 else result // 2
+            results.append((operation, result))
+        return results
+    return reap
+ring_engine.RingEngine._reap = broken(ring_engine.RingEngine._reap)
+engine.ThreadEngine.reap = broken(engine.ThreadEngine.reap)
+from attnix.drivers.serve import run_driver
+run_driver("broken", driver.make_backend, sys.argv[1:])
+"""
+
+
+def test_a_device_that_fails_fails_its_items(tmp_path: Path, engine: str) -> None:
+    """Case 20: reading and writing raise, or do half, in two places; the others are served, by the same process."""
+    spec = nvme_spec(tmp_path / "slots", engine=engine)
+    assert FORMAT.stored_bytes == 102_400
+
+    def argv(fds: DriverFds, config: str) -> list[str]:
+        right = spec.argv(fds, config)
+        return [sys.executable, "-c", BROKEN_DEVICE, *right[right.index("--channel") :]]
+
+    rig = TierRig(dataclasses.replace(spec, argv=argv), FORMAT, deadline_s=20)
+    try:
+        for at in range(6):
+            rig.put(at, rig.stored(at))
+        tags = [rig.tag(at) for at in range(6)]
+        done = rig.move("write", [(at, at) for at in range(6)], tags)
+        assert done.failed == ((3, E.EIO), (4, E.EIO))
+        assert rig.read((0, 0), (1, 1), (2, 2), (5, 5)) == [0, 0, 0, 0]
+        assert rig.read((3, 3), (0, 0), (4, 4)) == [E.EIO, 0, E.EIO]
+        done = rig.move("read", [(1, 1), (3, 3), (2, 2)], [tags[1], tags[3], tags[2]], arena=0, gate=5, ticket=1)
+        assert done.failed == ((1, E.EIO),)
+        assert rig.gates.load(5) == gate_value(1, GATE_FAILED)
+        assert rig.ask_health()["failed_items"] == 2 + 2 + 1
     finally:
         rig.close()
 
