@@ -14,8 +14,9 @@ observation, so that blocks which have not come back yet count for as long as th
 falls into a fixed share of all keys (SHARDS, Waldspurger et al., FAST 2015), *whether they are still resident or not*: what the policy
 evicts, it goes on learning about.  The share halves whenever more than RECORDS are under observation.
 
-**Classes** form a tree: all, how the last turn ended (and which tool), how often it was found, which turn.  A class with few
-observations takes the rates of the class above it, weighted as CLASS_PRIOR observations; at the root stands a rate that falls
+**Classes** form a tree: all, how the last turn ended (and which tool), how often it was found, which turn.  Where a class has few
+observations it takes the rates of the class above it, times the ratio of its uses to those that the rates above foretold,
+weighted as CLASS_PRIOR observations; at the root stands a rate that falls
 as 1/age, under which this policy is LRU.
 
 **Etas.**  Where somebody said when a block will be wanted, its age counts from that moment; r seconds before it, the index
@@ -91,7 +92,10 @@ class Curve:
             prior, weight = ROOT_RATES, ROOT_PRIOR
         else:
             self.above.at(0)
-            prior, weight = self.above.rates, CLASS_PRIOR
+            weight = CLASS_PRIOR
+            expected = sum(risk * rate for risk, rate in zip(self.risk_s, self.above.rates, strict=True))
+            ratio = (sum(self.uses) + weight) / (expected + weight)
+            prior = tuple(rate * ratio for rate in self.above.rates)
         self.rates = tuple(
             (uses + weight * width * rate) / (risk + weight * width)
             for uses, risk, width, rate in zip(self.uses, self.risk_s, WIDTHS_S, prior, strict=True)
