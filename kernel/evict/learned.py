@@ -120,6 +120,27 @@ class Curve:
             self.risk_s = [risk / 2 for risk in self.risk_s]
 
 
+class Record:
+    """A key under observation: its class, when its age began, the last bucket of age that it entered (-1: none yet)."""
+
+    __slots__ = ("bucket", "curve", "since_ns")
+
+    def __init__(self, since_ns: int, curve: Curve) -> None:
+        self.since_ns = since_ns
+        self.curve = curve
+        self.bucket = -1
+
+    def enter(self, bucket: int) -> None:
+        while self.bucket < bucket:
+            self.bucket += 1
+            self.curve.enter(self.bucket)
+
+    def use(self, now_ns: int) -> None:
+        age_ns = max(0, now_ns - self.since_ns)
+        self.enter(bisect_right(EDGES_NS, age_ns))
+        self.curve.use(self.bucket, max(age_ns, STARTS_NS[self.bucket]))
+
+
 class Learned:
     name = "learned"
     listens = True
@@ -127,7 +148,7 @@ class Learned:
     def __init__(self) -> None:
         self.calls = 0
         self.curves: dict[tuple[int, ...], Curve] = {}
-        self.records: dict[int, tuple[int, Curve]] = {}  # key under observation: since when, class
+        self.records: dict[int, Record] = {}
         self.share = 0  # keys whose last `share` bits are 0 are observed
         self.expected: list[tuple[int, int]] = []  # heap of (due, key): their age has not begun
         self.waiting: list[deque[tuple[int, int]]] = [
@@ -173,7 +194,7 @@ class Learned:
         mask = (1 << self.share) - 1
         chosen = [(key, block) for key, block in zip(view.keys(blocks), blocks, strict=True) if not key & mask]
         for (key, _), fact in zip(chosen, view.facts([block for _, block in chosen]), strict=True):
-            self.records[key] = (max(now_ns, fact.due_ns), self._curve(fact))
+            self.records[key] = Record(max(now_ns, fact.due_ns), self._curve(fact))
             if fact.due_ns > now_ns:
                 heappush(self.expected, (fact.due_ns, key))
             else:
@@ -197,7 +218,7 @@ class Learned:
         return curve
 
     def _begin(self, since_ns: int, key: int) -> None:
-        self.records[key][1].enter(0)
+        self.records[key].enter(0)
         self.waiting[0].append((since_ns, key))
 
     def _came_back(self, view: BlockView, blocks: Sequence[int]) -> None:
@@ -207,28 +228,24 @@ class Learned:
         records = self.records
         for key in view.keys(blocks):
             if not key & mask and key in records:
-                since_ns, curve = records.pop(key)
-                if since_ns > now_ns:  # before its eta
-                    curve.enter(0)
-                age_ns = max(0, now_ns - since_ns)
-                curve.use(bisect_right(EDGES_NS, age_ns), age_ns)
+                records.pop(key).use(now_ns)
 
     def _grow_older(self, now_ns: int) -> None:
         """Blocks under observation enter the buckets of age that they have reached."""
         while self.expected and self.expected[0][0] <= now_ns:
             since_ns, key = heappop(self.expected)
             record = self.records.get(key)
-            if record is not None and record[0] == since_ns:
+            if record is not None and record.since_ns == since_ns:
                 self._begin(since_ns, key)
         for bucket, edge_ns in enumerate((*EDGES_NS, FORGET_NS)):
             row = self.waiting[bucket]
             while row and row[0][0] + edge_ns <= now_ns:
                 since_ns, key = row.popleft()
                 record = self.records.get(key)
-                if record is None or record[0] != since_ns:
+                if record is None or record.since_ns != since_ns:
                     continue  # it came back
                 if bucket + 1 == BUCKETS:
                     del self.records[key]
                 else:
-                    record[1].enter(bucket + 1)
+                    record.enter(bucket + 1)
                     self.waiting[bucket + 1].append((since_ns, key))
