@@ -648,8 +648,7 @@ class TwinMapping(TwinTables):
         block = self._blocks[b]
         block.owners -= 1
         if block.owners == 0:
-            for device, f in enumerate(block.copies):
-                pool = self._pools[device]
+            for pool, f in zip(self._pools, block.copies[:], strict=False):
                 if f >= 0 and pool.frames[f].wired == 0:
                     self._free_frame(pool, f)
                 elif f >= 0 and pool.frames[f].stamp:  # no cache any more: freed when its transfer has ended
