@@ -33,6 +33,8 @@ from .ring_engine import RingEngine, RingUnavailable
 from .slot_file import FileState, SlotFile
 
 INVENTORY_BYTES: Final = 4 << 20  # of one message
+_REGISTER_SOON_MS: Final = 20  # between two pieces
+_REGISTER_LATER_MS: Final = 500  # between two looks at memory whose pages are not there yet
 _READS_IN_A_ROW: Final = 3  # for one write, while both are waiting
 _NOTICE_EVERY: Final = 8  # results between two looks for room in the queue
 
@@ -98,7 +100,8 @@ class NvmeDriver:
 
     def _open_engine(self) -> Engine:
         """The engine that the configuration asks for.  Error: ConfigError when it insists on one that is not there."""
-        self._registered = False
+        self._registered_pieces = 0
+        self._registering: RingEngine | None = None  # with memory that is not registered yet
         if self._config.engine != "threads":
             try:
                 ring = RingEngine(self._heads, self._depth)
@@ -107,12 +110,33 @@ class NvmeDriver:
                     raise ConfigError(f"engine uring: {error}") from error
                 say(f"no io_uring: {error}; reading and writing with threads")
             else:
-                refusal = ring.register([self._dram, self._landing])
-                self._registered = not refusal
+                refusal = ring.offer([self._landing, self._dram])
                 if refusal:
-                    say(f"memory is not registered with io_uring ({refusal}); it works without, a little slower")
+                    self._say_unregistered(refusal)
+                else:
+                    self._registering = ring
+                    self._register_memory()
                 return ring
         return ThreadEngine(self._heads, self._depth)
+
+    def _register_memory(self) -> None:
+        """Register a piece of memory whose pages exist."""
+        ring = self._registering
+        if ring is None:
+            return
+        region = ring.next_region
+        if region is None:
+            self._registering = None
+        elif region.is_populated():
+            refusal = ring.register_next()
+            if refusal:
+                self._say_unregistered(refusal)
+                self._registering = None
+            else:
+                self._registered_pieces += 1
+
+    def _say_unregistered(self, reason: str) -> None:
+        say(f"memory is not registered with io_uring ({reason}); it works without, a little slower")
 
     # -- Driver ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +185,7 @@ class NvmeDriver:
             "waiting_transfers": len(self._waiting),
             "direct_io": int(self._file.direct),
             "uring": int(self._engine.name == "uring"),
-            "registered_buffers": int(self._registered),
+            "registered_buffers": self._registered_pieces,
         }
 
     def drop(self, frames: Sequence[int]) -> None:
@@ -212,11 +236,14 @@ class NvmeDriver:
         return self._engine.fileno()
 
     def timeout_ms(self) -> int:
-        return -1
+        region = None if self._registering is None else self._registering.next_region
+        return -1 if region is None else _REGISTER_SOON_MS if region.is_populated() else _REGISTER_LATER_MS
 
     def completed(self) -> list[TransferDone]:
         self._take(self._engine.reap())
         self._advance()
+        if self._under_way == 0 and not self._ended:
+            self._register_memory()
         ended, self._ended = self._ended, []
         return ended
 
@@ -305,11 +332,11 @@ class NvmeDriver:
 
     def _take(self, results: Sequence[tuple[Operation, int]]) -> None:
         """Results are in.  Verifying takes time, so the queue is filled again in between."""
+        self._rates.note(results, is_idle=self._under_way == len(results))
         for n, (operation, result) in enumerate(results, start=1):
             self._under_way -= 1
             if operation.verb is not Verb.READ:
                 self._writes_under_way -= 1
-            self._rates.note(operation.verb, max(0, result), self._under_way == 0)
             job: Job = operation.owner
             job.result(operation, result)
             if operation.place >= 0:
@@ -423,7 +450,7 @@ def _places(job: Job) -> set[int]:
 def make_backend(arguments: DriverArguments) -> NvmeDriver:
     """Build the backend that a driver's command line describes.  Error: ConfigError."""
     config = NvmeConfig.from_json(arguments.config)
-    dram = Region(map_shared(arguments.arena_fd))
+    dram = Region(map_shared(arguments.arena_fd), arguments.arena_fd)
     hbm = {int(device): Region(map_shared(fd)) for device, fd in config.hbm_fds.items()}
     gates = Gates(map_shared(config.gates_fd)) if config.gates_fd >= 0 else None
     return NvmeDriver(config, dram, hbm, gates)

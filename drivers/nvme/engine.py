@@ -30,15 +30,21 @@ class Verb(IntEnum):
 class Region:
     """Memory that operations read into or write from: a mapping, with its address.
 
-    first_buffer  index of its first registered buffer, -1 while it has none
+    fd       of the file that is mapped; -1: memory whose pages are all there already
+    buffers  indices of its registered buffers, piece by piece (ring_engine.py); -1 for one that is not registered
     """
 
-    def __init__(self, mapping: mmap.mmap) -> None:
+    def __init__(self, mapping: mmap.mmap, fd: int = -1) -> None:
         self.view = memoryview(mapping)
         self.pointer: Any = ffi.from_buffer("char[]", mapping, require_writable=True)
         self.address = int(ffi.cast("uintptr_t", self.pointer))
         self.n_bytes = len(mapping)
-        self.first_buffer = -1
+        self.buffers: list[int] = []
+        self._fd = fd
+
+    def is_populated(self) -> bool:
+        """Whether its pages exist: whoever needs one that does not waits until the system has made it."""
+        return self._fd < 0 or os.fstat(self._fd).st_blocks * 512 >= self.n_bytes
 
 
 def new_region(n_bytes: int) -> Region:

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from attnix.drivers.conformance_tier import CHECKS, MIN_FRAMES, Nonconformance, StoredFormat, TierRig, check_tier
-from attnix.drivers.nvme.engine import new_region
+from attnix.drivers.memfd import create_memfd, map_shared
+from attnix.drivers.nvme.engine import Region, new_region
 from attnix.drivers.nvme.ring_engine import RingEngine, RingUnavailable
 from attnix.drivers.spec import DriverFds, DriverSpec, driver_argv
 from attnix.kernel.errors import E
@@ -529,6 +531,30 @@ def test_writes_that_survive_a_power_failure_are_synced(tier: Callable[..., Tier
     assert rig.read(*((frame, frame) for frame in range(8))) == [0] * 8
     operations = rig.ask_health()["operations"]
     assert operations == 8 + 1 + 8, "one sync for the batch"
+
+
+@pytest.mark.skipif(not has_uring(), reason="no io_uring here")
+def test_memory_is_registered_once_it_is_there(tmp_path: Path) -> None:
+    """An arena whose pages do not exist is not made by the driver; when they do, reads go into registered memory."""
+    rig = start(tmp_path / "slots", engine="uring")
+    try:
+        deadline = time.monotonic() + 10
+        while rig.ask_health()["registered_buffers"] < 2:  # landing places and dram: the rig has filled it
+            assert time.monotonic() < deadline
+        rig.write((1, 1))
+        assert rig.read((1, 1)) == [0]
+    finally:
+        rig.close()
+    memory = create_memfd("empty", 1 << 20)
+    region = Region(map_shared(memory), memory)
+    ring = RingEngine(new_region(4096), 4)
+    assert ring.offer([region]) == "" and ring.next_region is region
+    assert not region.is_populated()
+    region.view[:] = bytes(1 << 20)
+    assert region.is_populated() and ring.register_next() == "" and ring.next_region is None
+    assert region.buffers == [0]
+    ring.close()
+    os.close(memory)
 
 
 @pytest.mark.skipif(not has_uring(), reason="no io_uring here")
