@@ -36,8 +36,8 @@ from .cost import cost_ns
 from .protocol import BlockView, Fact
 from .sampled import SAMPLE, draw, take_ranked
 
-FIRST_EDGE_NS: Final = 250_000_000
-EDGES_NS: Final = tuple(int(FIRST_EDGE_NS * 2 ** (i / 2)) for i in range(29))  # 0.25 s .. 68 min
+FIRST_EDGE_NS: Final = 1_000_000_000
+EDGES_NS: Final = tuple(int(FIRST_EDGE_NS * 2 ** (i / 2)) for i in range(25))  # 1 s .. 68 min
 STARTS_NS: Final = (0, *EDGES_NS)
 BUCKETS: Final = len(STARTS_NS)
 WIDTHS_S: Final = tuple((b - a) / 1e9 for a, b in zip(STARTS_NS, (*EDGES_NS, 2 * EDGES_NS[-1]), strict=True))
@@ -45,7 +45,7 @@ FORGET_NS: Final = 2 * EDGES_NS[-1]
 ROOT_RATES: Final = tuple(0.2 / (start / 1e9 + 1.0) for start in STARTS_NS)
 ROOT_PRIOR: Final = 16.0  # observations
 CLASS_PRIOR: Final = 8.0
-RECORDS: Final = 4096
+RECORDS: Final = 1024
 MEMORY: Final = 1 << 17  # observations of a class, in buckets passed; beyond, all halve
 PRIORITY_DOUBLES: Final = 10  # points of `advise` priority that double a block's worth
 LEAVES_A_DRAW: Final = 8  # of 64: the worst eighth

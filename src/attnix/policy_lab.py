@@ -46,6 +46,7 @@ from attnix.kernel.evict.protocol import (
     EvictionPolicy,
     Fact,
 )
+from attnix.plugins import register_policies
 from attnix.traces import TOOL, TURN, Request, load
 
 BLIND: Final = "blind"
@@ -261,13 +262,10 @@ class Cache:
             victims = self.policy.victims(self, DEVICE, want)
             self.spent_ns += perf_counter_ns() - start
             self.calls += 1
-            gone = [block for block in victims[: 4 * want] if self._evict(block)] if len(victims) <= want else []
-            if len(victims) > want:
-                for block in victims:
-                    if len(gone) == want:
-                        break
-                    if self._evict(block):
-                        gone.append(block)
+            gone = []
+            for block in victims:
+                if len(gone) < want and self._evict(block):
+                    gone.append(block)
             if len(gone) < want:  # as the kernel does
                 gone += [block for block in self.oldest(DEVICE, want - len(gone)) if self._evict(block)]
             if not gone:
@@ -393,6 +391,8 @@ def main(argv: Sequence[str] | None = None, echo: Callable[[str], object] = prin
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object per result, a line each")
     args = parser.parse_args(argv)
+    for complaint in register_policies():
+        print(complaint, file=sys.stderr)
     trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
     tape = Tape(trace.requests(), trace.block_tokens)
     capacities = [capacity_of(text, tape.distinct) for text in args.capacity.split(",")]

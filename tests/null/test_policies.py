@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnix import policy_lab
+from attnix import plugins, policy_lab
 from attnix.kernel.evict import registry
 from attnix.kernel.evict.learned import Learned
 from attnix.kernel.evict.protocol import KIND_NONE, KIND_TOOL, KIND_TURN, EvictionPolicy, Fact
@@ -400,6 +401,21 @@ def test_third_parties_register_by_name_and_cannot_take_ours() -> None:
     with pytest.raises(KeyError, match="mine-for-test"):
         registry.make("mine-for-test")
     assert [registry.make(name).name for name in registry.BUILT_IN] == list(registry.BUILT_IN)
+
+
+def test_entry_points_become_policies_and_a_broken_one_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("learned-too-for-test", "attnix.kernel.evict.learned:Learned", "attnix.eviction"),
+        EntryPoint("broken-for-test", "no_such_package:Nothing", "attnix.eviction"),
+        EntryPoint("lru", "attnix.kernel.evict.fifo:Fifo", "attnix.eviction"),
+    ]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+    monkeypatch.setattr(registry, "_registered", {})
+    for _ in range(2):
+        complaints = plugins.register_policies()
+        assert [c.split()[2] for c in complaints] == ["broken-for-test", "lru"]
+        assert isinstance(registry.make("learned-too-for-test"), Learned)
+        assert registry.make("lru").name == "lru"
 
 
 # -- traces, in fixtures of the same formats
