@@ -18,7 +18,9 @@ from attnix.userland.commands import kill
 from .conftest import COMMAND, Attnix, Serve
 
 # What `--json` prints, per command: names and types, nothing more and nothing less.  [x] is a list of x.
-USAGE = dict.fromkeys(("computed_tokens", "hit_tokens", "recomputed_tokens", "generated_tokens", "preemptions"), int)
+USAGE = dict.fromkeys(
+    ("computed_tokens", "hit_tokens", "recomputed_tokens", "generated_tokens", "preemptions", "dram_tokens", "nvme_tokens", "remote_tokens"), int
+)  # fmt: skip
 CONTEXT = {
     "cid": int, "pid": int, "state": str, "device": str, "tokens": int, "cached_tokens": int, "blocks": int,
     "shared_blocks": int, "kv_bytes": int, "proportional_bytes": int, "usage": USAGE, "parent": int,

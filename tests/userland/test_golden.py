@@ -44,7 +44,9 @@ def pagemap(cid: int, tail_frame: int) -> PagemapResult:
 
 # 40 tokens of 23,040 bytes; proportional: two frames halved and one whole, 2 frames of 368,640.
 FIRST = ContextRow(11, 2, "idle", "hbm0", 40, 40, 3, 2, 40 * 23_040, 2 * FRAME, Usage(40, 0, 0, 5, 0))
-SECOND_FORK = ContextRow(12, 3, "running", "hbm0", 40, 40, 3, 2, 40 * 23_040, 2 * FRAME, Usage(8, 32, 4, 3, 1), 11)
+SECOND_FORK = ContextRow(
+    12, 3, "running", "hbm0", 40, 40, 3, 2, 40 * 23_040, 2 * FRAME, Usage(8, 32, 4, 3, 1, 16, 0, 8), 11
+)
 PROCESSES = (
     ProcessRow(1, 0, 1000, "attnix ps", "new", 0, (), 0, 0, 0, 5),
     ProcessRow(2, 0, 1000, "chat", "ready", 0, (FIRST,), 40 * 23_040, 2 * FRAME, 40, 75 * SECOND, FIRST.usage),

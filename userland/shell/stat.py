@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from attnix.syscalls.types import ContextRow
+from attnix.syscalls.types import ContextRow, Usage
 
 from ..output import JsonOption, SocketOption, call_system, print_json, show, table
 from ..units import count, size
@@ -43,7 +43,14 @@ def describe(row: ContextRow) -> list[tuple[str, str]]:
             f"{size(row.kv_bytes)}; {size(row.proportional_bytes)} with shared frames divided by their sharers",
         ),
         ("computed", f"{count(use.computed_tokens)} tokens, {count(use.recomputed_tokens)} of them again"),
-        ("hits", f"{count(use.hit_tokens)} tokens found instead of computed"),
+        ("hits", f"{count(use.hit_tokens)} tokens found instead of computed{_loaded(use)}"),
         ("generated", f"{count(use.generated_tokens)} tokens"),
         ("preemptions", count(use.preemptions)),
     ]
+
+
+def _loaded(use: Usage) -> str:
+    """Of the hits, those that had to be loaded first, by tier; nothing where none had."""
+    tiers = (("dram", use.dram_tokens), ("nvme", use.nvme_tokens), ("remote", use.remote_tokens))
+    parts = [f"{count(tokens)} from {tier}" for tier, tokens in tiers if tokens]
+    return f", {', '.join(parts)}" if parts else ""
