@@ -648,9 +648,14 @@ class TwinMapping(TwinTables):
         block = self._blocks[b]
         block.owners -= 1
         if block.owners == 0:
-            for device, f in enumerate(block.copies):
-                if f >= 0 and self._pools[device].frames[f].wired == 0:
-                    self._free_frame(self._pools[device], f)
+            for pool, f in zip(self._pools, block.copies[:], strict=False):
+                if f < 0:
+                    continue
+                if pool.frames[f].wired == 0:
+                    self._free_frame(pool, f)
+                elif pool.frames[f].stamp:  # no cache any more: freed when its transfer ends
+                    pool.frames[f].stamp = 0
+                    pool.reclaimable -= 1
 
     def _forget_tail(self, b: int) -> None:
         """Saved tail b has no copy left: the slots that counted on it compute it again."""

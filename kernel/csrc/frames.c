@@ -158,8 +158,16 @@ void leave_tail(Core *core, Slot *slot) {
     if (b < 0 || --core->blocks[b].child) return;
     int32_t copies[MAX_DEVICES];
     memcpy(copies, core->blocks[b].copies, sizeof copies);
-    for (int32_t d = 0; d < core->devices; d++)
-        if (copies[d] >= 0 && core->pools[d].frames[copies[d]].wired == 0) frame_free(core, d, copies[d]);
+    for (int32_t d = 0; d < core->devices; d++) {
+        if (copies[d] < 0) continue;
+        Frame *frame = &core->pools[d].frames[copies[d]];
+        if (frame->wired == 0) {
+            frame_free(core, d, copies[d]);
+        } else if (frame->stamp) { /* no cache any more: freed when its transfer ends */
+            frame->stamp = 0;
+            core->pools[d].reclaimable--;
+        }
+    }
 }
 
 /* Too many ghosts: give up what continues them in the tiers, and with that the ghosts themselves. */
