@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Collection
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from attnix.kernel.errors import E
 from attnix.kernel.tag import GATE_FAILED, HEADER_BYTES, gate_value
@@ -78,10 +78,12 @@ def probe_is_complete_and_stable(rig: TierRig) -> None:
     require(probe.stored_bytes == rig.format.stored_bytes, f"stored frames of {probe.stored_bytes} bytes")
     require(probe.capacity_frames >= MIN_FRAMES, f"the suite needs {MIN_FRAMES} frames, not {probe.capacity_frames}")
     require(min(probe.read_bytes_s, probe.write_bytes_s, probe.latency_ns) >= 0, "a negative measurement")
-    require(bool(probe.kind and probe.engine and probe.model), "kind, engine or model is not said")
+    require(bool(probe.kind and probe.engine), "kind or engine is not said")
     again = rig.ask_probe()
-    measured = {"read_bytes_s": 0, "write_bytes_s": 0, "latency_ns": 0}
-    require(again._replace(**measured) == probe._replace(**measured), "a second probe is answered differently")
+    again = again._replace(
+        read_bytes_s=probe.read_bytes_s, write_bytes_s=probe.write_bytes_s, latency_ns=probe.latency_ns
+    )
+    require(again == probe, "a second probe is answered differently")
 
 
 @_check
@@ -194,7 +196,7 @@ def another_block_is_not_read(rig: TierRig) -> None:
     """Every field of the tag is compared; the other items of the transfer are read all the same."""
     rig.write((500, 0), (501, 1), (502, 2))
     tokens = struct.pack("<i", 7) * rig.format.block_tokens
-    wrong = {
+    wrong: dict[str, dict[str, Any]] = {
         "key": {"key": b"k" * 16},
         "parent": {"parent": b"p" * 16},
         "depth": {"depth": 0},
@@ -273,7 +275,7 @@ def items_fail_one_by_one(rig: TierRig) -> None:
 
 @_check
 def malformed_transfers_are_refused_and_survived(rig: TierRig) -> None:
-    """Each is answered once, as failed, and changes nothing."""
+    """Each is answered once, as failed, and changes no frame but those that it names."""
     rig.write((550, 0))
     tag, pair = rig.tag(550), struct.pack("<ii", 0, 3)
     before = rig.dram_digests()
@@ -297,7 +299,9 @@ def malformed_transfers_are_refused_and_survived(rig: TierRig) -> None:
             len(answers) == 1 and answers[0][:2] == ["moved", message[1]] and bool(answers[0][2]),
             f"{message!r:.120} was answered with {answers!r:.200}",
         )
-    require(rig.dram_digests() == before, "a transfer that was refused changed the dram")
+    after = rig.dram_digests()
+    before[3] = after[3]
+    require(after == before, "a transfer that was refused changed frames that it does not name")
     require(rig.read((550, 0)) == [0], "it serves no more")
 
 
@@ -352,7 +356,7 @@ def a_failed_direct_read_closes_its_gate(rig: TierRig) -> None:
 
 @_check
 def what_was_written_survives_a_restart(rig: TierRig) -> None:
-    """The next life finds exactly what is there: not what was dropped, overwritten or private; and can read it."""
+    """The next life finds what is there and can read it; not what was dropped, overwritten, or private to a context."""
     if not rig.traits.survives_restart:
         return
     rig.send(["drop", 1, list(range(MIN_FRAMES))])

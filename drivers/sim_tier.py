@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from attnix.kernel.errors import E
 from attnix.kernel.events import Transfer, TransferDone
-from attnix.kernel.tag import CHECKSUM_OFFSET, GATE_FAILED, HEADER_BYTES
+from attnix.kernel.tag import CHECKSUM_OFFSET, GATE_FAILED, HEADER_BYTES, PRIVATE, TAG_HEAD, TAG_OFFSET
 
 from .memfd import advise_huge_pages, map_shared
 from .protocol import PROTOCOL_VERSION, Probe
@@ -110,7 +110,7 @@ class SimTierBackend:
         row_bytes = 4 + self._format.tag_bytes
         for frame in range(self._capacity):
             header = self._slot(frame)[:HEADER_BYTES]
-            if header[0] and not self._format.check_header(header):
+            if header[0] and not self._format.check_header(header) and not _is_private(header):
                 rows += frame.to_bytes(4, "little") + self._format.header_tag(header)
             if len(rows) == _PORTION_ROWS * row_bytes:
                 yield bytes(rows)
@@ -241,6 +241,11 @@ class SimTierBackend:
     def _slot(self, frame: int) -> memoryview:
         size = self._format.stored_bytes
         return self._slots[frame * size : (frame + 1) * size]
+
+
+def _is_private(header: memoryview) -> bool:
+    """Of a context that is gone: nobody can use it."""
+    return bool(TAG_HEAD.unpack_from(header, TAG_OFFSET)[5] & PRIVATE)
 
 
 def _map_slots(path: str, size: int) -> mmap.mmap:

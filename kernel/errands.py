@@ -182,8 +182,10 @@ class Arrival(Errand):
 
     def step(self, m: Machine) -> tuple[object, ...] | None:
         context = self.context
-        if context is None or context.job is not None:
-            return None if context is not None else Empty()
+        if context is None:
+            return Empty()
+        if context.job is not None or m.core.loading(context.slot):  # past gates the job ends before its loads
+            return None
         return self.late(m)
 
     def late(self, m: Machine) -> tuple[object, ...]:

@@ -293,7 +293,8 @@ class Movers:
 
     def _elsewhere(self, move: Move, item: Item) -> bool:
         """A load that failed may come from another copy."""
-        if move.why != "load" or self._m.devices[item.target].tier != "hbm":
+        target = self._m.devices[item.target]
+        if move.why != "load" or target.tier != "hbm" or not target.up:
             return False
         return any(
             frame >= 0 and d not in (item.source, item.target) and self._m.tiers.readable(d)

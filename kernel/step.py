@@ -94,6 +94,8 @@ class Kernel:
         for scheduler in m.schedulers:
             if scheduler.queue or scheduler.decoding:
                 scheduler.run()
+        if m.errands.open:
+            m.errands.run()  # a job that ended just now is what some wait for, and the next event may be hours away
         if m.tiers.exist:
             m.tiers.ahead()
         if m.names.changed:

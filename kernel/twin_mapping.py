@@ -649,11 +649,9 @@ class TwinMapping(TwinTables):
         block.owners -= 1
         if block.owners == 0:
             for pool, f in zip(self._pools, block.copies[:], strict=False):
-                if f < 0:
-                    continue
-                if pool.frames[f].wired == 0:
+                if f >= 0 and pool.frames[f].wired == 0:
                     self._free_frame(pool, f)
-                elif pool.frames[f].stamp:  # no cache any more: freed when its transfer ends
+                elif f >= 0 and pool.frames[f].stamp:  # no cache any more: freed when its transfer has ended
                     pool.frames[f].stamp = 0
                     pool.reclaimable -= 1
 

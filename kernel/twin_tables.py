@@ -317,7 +317,7 @@ class TwinTables:
         """The tokens an indexed block stands for; empty otherwise."""
         if not 0 <= b < len(self._blocks):
             raise ValueError(f"core: block {b} does not exist")
-        return self._blocks[b].tokens
+        return self._blocks[b].tokens if self._blocks[b].indexed else b""
 
     def key_of(self, s: int, i: int) -> bytes:
         keys = self._slot(s).keys

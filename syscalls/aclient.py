@@ -305,6 +305,10 @@ class AsyncClient(AsyncPlainCalls):
                 if loop.time() > end:
                     self._give_up(error, [])
                     return
+        except AttnixError as refusal:  # it speaks another ABI version, or does not want this client
+            text = f"the daemon is back and refuses: {refusal.message}"
+            self._give_up(ConnectionLost(text, refusal.detail), [])
+            return
         finally:
             self._recovery = None
         assert self._wire is not None and self.server is not None

@@ -256,25 +256,35 @@ class Client(SyncPlainCalls):
             return
         self._socket.close()
         pending, self._pending = self._pending, {}
-        end = time.monotonic() + self._resume
         self._opening = True
         try:
-            for delay in delays():
-                time.sleep(delay)
-                if self._come_back():
-                    break
-                if time.monotonic() > end:
-                    self._lost = None
-                    self._pending = pending
-                    self._fail(error)
-                    return
+            back = self._try_to_come_back()
+        except AttnixError as refusal:  # it speaks another ABI version, or does not want this client
+            back, error = False, ConnectionLost(f"the daemon is back and refuses: {refusal.message}", refusal.detail)
+        except BaseException:  # interrupted: the next call tries again
+            self._pending, self._lost = pending, None
+            raise
         finally:
             self._opening = False
+        if not back:
+            self._pending, self._lost = pending, None
+            self._fail(error)
+            return
         self.reconnects += 1
         renewed = self._handles.renew(self.server.contexts)
         waiting = deque(pending.values())
         while waiting and self._lost is None:
             self._repeat(renewed, waiting.popleft(), waiting)
+
+    def _try_to_come_back(self) -> bool:
+        end = time.monotonic() + self._resume
+        for delay in delays():
+            time.sleep(delay)
+            if self._come_back():
+                return True
+            if time.monotonic() > end:
+                break
+        return False
 
     def _come_back(self) -> bool:
         """One attempt; whether it led to a daemon that knows this session, or to one in which nothing of it is left."""

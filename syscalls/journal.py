@@ -44,6 +44,12 @@ CHECKPOINT_BYTES: Final = 4 << 20  # of WAL, before somebody is sent to move it 
 TRANSACTION_BYTES: Final = 16 << 10  # of WAL that a transaction takes besides its tokens: the pages that it touches
 RETRY_S: Final = 1.0  # between attempts to write to a disk that refuses
 MOST_UNSAVED: Final = 100_000  # records kept for a disk that refuses; after that the journal is off
+_NOT_DAMAGE: Final = frozenset(
+    {
+        sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+    }
+)  # fmt: skip
 MOST_CHUNKS: Final = 32  # pieces of one log that a boot leaves as they are
 
 _SCHEMA: Final = """
@@ -107,7 +113,8 @@ class JournalFile:
         """What is on record, for the kernel to begin with.  A context that cannot be read is left out and said."""
         try:
             return self._load()
-        except (sqlite3.DatabaseError, _Damaged) as error:
+        except sqlite3.DatabaseError as error:
+            _raise_unless_damage(error, self._path)
             self._move_aside(str(error))
             return self._load()
 
@@ -158,6 +165,7 @@ class JournalFile:
         try:
             self._connect()
         except sqlite3.DatabaseError as error:
+            _raise_unless_damage(error, self._path)
             self._move_aside(str(error))
 
     def _connect(self) -> None:
@@ -308,6 +316,16 @@ class JournalFile:
             self._db.execute("pragma wal_checkpoint(truncate)")
         self._db.close()
         os.close(self._lock)
+
+
+def _raise_unless_damage(error: sqlite3.DatabaseError, path: Path) -> None:
+    """A file that cannot be opened, read or written now (a full disk) is no damaged one: leave it where it is.
+
+    Error: OSError.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _NOT_DAMAGE:
+        raise OSError(f"the journal {path} cannot be used: {error}") from error
 
 
 def _context_sum(cid: int, uid: int, name: str, detached: int, session: str, rest: bytes) -> int:

@@ -28,6 +28,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .cpu.ops import chosen_isa, log_sums
+
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
@@ -103,21 +105,20 @@ def uniforms(seeds: U64, positions: I64) -> F64:
 # -- log-probabilities --------------------------------------------------------------------------------------------
 
 
-def normalizers(logits: F32) -> F64:
-    """log(sum(exp(row))) of each row.
+def normalizers(logits: F32) -> tuple[F64, I32]:
+    """log(sum(exp(row))) of each row, and its most likely token (the lowest id of equals).
 
     logits  [B, V]  f32
     ->      [B]     f64
+            [B]     i32
     Error: BadLogits names the rows without a finite maximum.
     """
-    out = np.empty(len(logits), np.float64)
-    peaks = logits.max(axis=1) if len(logits) else np.empty(0, np.float32)
-    bad = np.flatnonzero(~np.isfinite(peaks))
+    sums, best = log_sums(logits, isa=chosen_isa())
+    bad = np.flatnonzero(np.isnan(sums))
     if len(bad):
-        raise BadLogits(f"logits of row {', '.join(map(str, bad[:8]))} are not finite: {peaks[bad[:8]].tolist()}")
-    for row in range(len(logits)):  # row by row: the shifted copy stays in the cache
-        out[row] = np.float64(peaks[row]) + np.log(np.exp(logits[row] - peaks[row]).sum(dtype=np.float64))
-    return out
+        peaks = logits[bad[:8]].max(axis=1).tolist()
+        raise BadLogits(f"logits of row {', '.join(map(str, bad[:8]))} are not finite: {peaks}")
+    return sums, best
 
 
 def token_logprobs(logits: F32, targets: npt.NDArray[np.integer[Any]]) -> F32:
@@ -128,8 +129,11 @@ def token_logprobs(logits: F32, targets: npt.NDArray[np.integer[Any]]) -> F32:
     ->       [B]     f32
     Error: BadLogits.
     """
-    chosen = logits[np.arange(len(logits)), targets].astype(np.float64)
-    logprobs: F32 = (chosen - normalizers(logits)).astype(np.float32)
+    return _chosen(logits, targets, normalizers(logits)[0])
+
+
+def _chosen(logits: F32, tokens: npt.NDArray[np.integer[Any]], sums: F64) -> F32:
+    logprobs: F32 = (logits[np.arange(len(logits)), tokens].astype(np.float64) - sums).astype(np.float32)
     return logprobs
 
 
@@ -141,7 +145,7 @@ def top_logprobs(logits: F32, k: int) -> Top:
     """
     vocab = len(logits)
     k = min(k, vocab)
-    normalizer = normalizers(logits[None])[0]
+    normalizer = normalizers(logits[None])[0][0]
     if k <= 0:
         return Top(np.empty(0, np.int32), np.empty(0, np.float32))
     candidates = np.flatnonzero(logits >= _kth_largest(logits, k))
@@ -165,6 +169,7 @@ def sample(logits: F32, seqs: Seqs, histories: Sequence[I32 | None]) -> Drawn:
     if not np.isfinite(seqs["temperature"]).all():
         raise ValueError(f"temperatures must be finite, not {seqs['temperature'].tolist()}")
     greedy = (seqs["temperature"] <= 0) | (seqs["top_k"] == 1)
+    sums, tokens = normalizers(logits)  # raises before a NaN could be drawn from
     penalised = [row for row, history in enumerate(histories) if history is not None]
     if penalised:
         adjusted = logits.copy()
@@ -172,19 +177,16 @@ def sample(logits: F32, seqs: Seqs, histories: Sequence[I32 | None]) -> Drawn:
             history = histories[row]
             assert history is not None
             _penalise(adjusted[row], history, seqs[row])
+            tokens[row] = adjusted[row].argmax()
     else:
         adjusted = logits
-    tokens = adjusted.argmax(axis=1).astype(np.int32)
     drawn = np.flatnonzero(~greedy)
-    logprobs = token_logprobs(logits, tokens)  # raises before a NaN could be drawn from
     for first in range(0, len(drawn), _ROWS):
         rows = drawn[first : first + _ROWS]
         weights = _weights(adjusted[rows], seqs[rows])
         positions = seqs["start"][rows].astype(np.int64) + seqs["ntokens"][rows]
         tokens[rows] = _invert(weights, uniforms(seqs["seed"][rows].astype(np.uint64), positions))
-    if len(drawn):
-        logprobs[drawn] = token_logprobs(logits[drawn], tokens[drawn])
-    return Drawn(tokens, logprobs)
+    return Drawn(tokens, _chosen(logits, tokens, sums))
 
 
 def _penalise(row: F32, history: I32, seq: Seqs) -> None:

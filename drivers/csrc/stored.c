@@ -84,20 +84,31 @@ static int layer_code(int layer)
     return AX_STORED_LAYER | layer << 8;
 }
 
-/* `part` holds layers first .. first + count - 1 of a payload, `header` is a checked one. */
-int ax_verify_layers(const ax_stored *s, const void *header, const void *part, int first, int count)
+/* Copy `count` whole layers, and what their checksums turn out to be. */
+void ax_copy_layers(const ax_stored *s, void *to, const void *from, int count, uint32_t *checksums)
 {
-    const header_t *h = header;
-    const char *layer = part;
-    for (int l = first; l < first + count; l++, layer += s->layer_bytes)
-        if (ax_crc32c(0, layer, (size_t)s->layer_bytes) != h->checksums[l]) return layer_code(l);
+    for (int l = 0; l < count; l++) {
+        int64_t at = l * s->layer_bytes;
+        checksums[l] = ax_copy_crc32c(0, (char *)to + at, (const char *)from + at, (size_t)s->layer_bytes);
+    }
+}
+
+/* Whether layers first .. first + count - 1, whose checksums are given, are those that a checked header was made for. */
+int ax_compare_layers(const void *header, const uint32_t *checksums, int first, int count)
+{
+    for (int l = 0; l < count; l++)
+        if (((const header_t *)header)->checksums[first + l] != checksums[l]) return layer_code(first + l);
     return AX_STORED_OK;
 }
 
 int ax_verify_one(const ax_stored *s, const void *header, const void *payload, const void *tag)
 {
     int code = ax_header_check(s, header, tag);
-    return code ? code : ax_verify_layers(s, header, payload, 0, s->layers);
+    for (int l = 0; !code && l < s->layers; l++) {
+        uint32_t crc = ax_crc32c(0, (const char *)payload + l * s->layer_bytes, (size_t)s->layer_bytes);
+        if (crc != ((const header_t *)header)->checksums[l]) code = layer_code(l);
+    }
+    return code;
 }
 
 static int in_range(int64_t index, int64_t size, int64_t bytes)

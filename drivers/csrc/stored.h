@@ -55,7 +55,8 @@ int ax_unseal_gated(const ax_stored *s, void *bare, int64_t bare_bytes, const vo
 int ax_verify(const ax_stored *s, const void *stored, int64_t stored_bytes, const int32_t *indices, int n,
               const void *tags, int32_t *codes);
 int ax_verify_one(const ax_stored *s, const void *header, const void *payload, const void *tag);
-int ax_verify_layers(const ax_stored *s, const void *header, const void *part, int first, int count);
+void ax_copy_layers(const ax_stored *s, void *to, const void *from, int count, uint32_t *checksums);
+int ax_compare_layers(const void *header, const uint32_t *checksums, int first, int count);
 void ax_gate_store(int64_t *gate, int64_t value);
 int64_t ax_gate_load(const int64_t *gate);
 /* END */

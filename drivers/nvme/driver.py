@@ -27,12 +27,14 @@ from ..stored import Gates
 from .config import NvmeConfig
 from .engine import Engine, Operation, Region, ThreadEngine, Verb, new_region
 from .inventory import measure, scan
-from .jobs import DirectRead, Job, Scrub, StoredRead, StoredWrite, group_layers
+from .jobs import DirectRead, Job, Scrub, StoredRead, StoredWrite, group_layers, landing_bytes
 from .rates import Rates
 from .ring_engine import RingEngine, RingUnavailable
 from .slot_file import FileState, SlotFile
 
 INVENTORY_BYTES: Final = 4 << 20  # of one message
+_REGISTER_SOON_MS: Final = 20  # between two pieces
+_REGISTER_LATER_MS: Final = 500  # between two looks at memory whose pages are not there yet
 _READS_IN_A_ROW: Final = 3  # for one write, while both are waiting
 _NOTICE_EVERY: Final = 8  # results between two looks for room in the queue
 
@@ -55,9 +57,8 @@ class NvmeDriver:
         self._format = config.format()
         self._dram = dram
         self._depth = config.depth
-        self._write_depth = max(1, config.depth // 4)
         self._heads = new_region(self._depth * HEADER_BYTES)
-        self._free_heads = list(range(self._depth))
+        self._free_places = list(range(self._depth))  # of heads and landing
         self._zeros = new_region(HEADER_BYTES)
         self._file = SlotFile(
             config.path,
@@ -69,6 +70,7 @@ class NvmeDriver:
         )
         can_go_direct = self._file.direct and gates is not None and group_layers(self._format) > 0
         self._hbm = dict(hbm) if can_go_direct else {}
+        self._landing = new_region(self._depth * landing_bytes(self._format)) if self._hbm else new_region(HEADER_BYTES)
         self._gates = gates
         self._engine = self._open_engine()
         self._engine.use(self._file.fd)
@@ -98,7 +100,8 @@ class NvmeDriver:
 
     def _open_engine(self) -> Engine:
         """The engine that the configuration asks for.  Error: ConfigError when it insists on one that is not there."""
-        self._registered = False
+        self._registered_pieces = 0
+        self._registering: RingEngine | None = None  # with memory that is not registered yet
         if self._config.engine != "threads":
             try:
                 ring = RingEngine(self._heads, self._depth)
@@ -107,12 +110,33 @@ class NvmeDriver:
                     raise ConfigError(f"engine uring: {error}") from error
                 say(f"no io_uring: {error}; reading and writing with threads")
             else:
-                refusal = ring.register([self._dram, *self._hbm.values()])
-                self._registered = not refusal
+                refusal = ring.offer([self._landing, self._dram])
                 if refusal:
-                    say(f"arenas are not registered with io_uring ({refusal}); it works without, a little slower")
+                    self._say_unregistered(refusal)
+                else:
+                    self._registering = ring
+                    self._register_memory()
                 return ring
         return ThreadEngine(self._heads, self._depth)
+
+    def _register_memory(self) -> None:
+        """Register a piece of memory whose pages exist."""
+        ring = self._registering
+        if ring is None:
+            return
+        region = ring.next_region
+        if region is None:
+            self._registering = None
+        elif region.is_populated():
+            refusal = ring.register_next()
+            if refusal:
+                self._say_unregistered(refusal)
+                self._registering = None
+            else:
+                self._registered_pieces += 1
+
+    def _say_unregistered(self, reason: str) -> None:
+        say(f"memory is not registered with io_uring ({reason}); it works without, a little slower")
 
     # -- Driver ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +185,7 @@ class NvmeDriver:
             "waiting_transfers": len(self._waiting),
             "direct_io": int(self._file.direct),
             "uring": int(self._engine.name == "uring"),
-            "registered_buffers": int(self._registered),
+            "registered_buffers": self._registered_pieces,
         }
 
     def drop(self, frames: Sequence[int]) -> None:
@@ -195,7 +219,7 @@ class NvmeDriver:
             return self._refuse(effect, E.ENOENT)
         job: Job
         if direct:
-            job = DirectRead(effect, self._file, arena, self._gates)
+            job = DirectRead(effect, self._file, arena, self._landing, self._gates)
         elif effect.verb == "read":
             job = StoredRead(effect, self._file, arena)
         else:
@@ -212,11 +236,14 @@ class NvmeDriver:
         return self._engine.fileno()
 
     def timeout_ms(self) -> int:
-        return -1
+        region = None if self._registering is None else self._registering.next_region
+        return -1 if region is None else _REGISTER_SOON_MS if region.is_populated() else _REGISTER_LATER_MS
 
     def completed(self) -> list[TransferDone]:
         self._take(self._engine.reap())
         self._advance()
+        if self._under_way == 0 and not self._ended:
+            self._register_memory()
         ended, self._ended = self._ended, []
         return ended
 
@@ -266,7 +293,7 @@ class NvmeDriver:
             self._writes_under_way += 1
             return self._syncs.popleft()
         for _ in range(2):  # a queue may turn out to be empty
-            may_write = bool(self._writes) and self._writes_under_way < self._write_depth
+            may_write = bool(self._writes) and self._writes_under_way < self._write_depth()
             if self._reads and not (may_write and self._reads_in_a_row >= _READS_IN_A_ROW):
                 self._reads_in_a_row += 1
                 operation = self._from(self._reads)
@@ -279,6 +306,11 @@ class NvmeDriver:
                 return operation
         return None
 
+    def _write_depth(self) -> int:
+        """How many writes may be under way: what a device's queue is good for, less while reads want to get through."""
+        reading = self._reads or self._under_way > self._writes_under_way
+        return max(1, self._depth // (4 if reading else 2))
+
     def _from(self, jobs: deque[Job]) -> Operation | None:
         """The next operation of the first job that has one; jobs that have handed out everything leave the queue."""
         while jobs:
@@ -288,10 +320,9 @@ class NvmeDriver:
                 continue
             if operation.verb is not Verb.READ:
                 self._writes_under_way += 1
-            if operation.with_head:
-                operation.head = self._free_heads.pop()
-                if isinstance(operation.owner, StoredWrite):
-                    operation.owner.fill_head(operation, operation.head)
+            if operation.staged:
+                operation.place = self._free_places.pop()
+                jobs[0].stage(operation, operation.place)
             return operation
         return None
 
@@ -301,14 +332,15 @@ class NvmeDriver:
 
     def _take(self, results: Sequence[tuple[Operation, int]]) -> None:
         """Results are in.  Verifying takes time, so the queue is filled again in between."""
+        self._rates.note(results, is_idle=self._under_way == len(results))
         for n, (operation, result) in enumerate(results, start=1):
             self._under_way -= 1
             if operation.verb is not Verb.READ:
                 self._writes_under_way -= 1
             job: Job = operation.owner
-            job.result(operation, result, self._heads.pointer + max(0, operation.head) * HEADER_BYTES)
-            if operation.head >= 0:
-                self._free_heads.append(operation.head)
+            job.result(operation, result)
+            if operation.place >= 0:
+                self._free_places.append(operation.place)
             if job.ended:
                 self._finished.append(job)
             if n % _NOTICE_EVERY == 0:
@@ -349,7 +381,6 @@ class NvmeDriver:
         else:
             counters["direct_frames" if isinstance(job, DirectRead) else "read_frames"] += frames
             counters["read_bytes"] += done.moved_bytes
-        self._rates.note(job.verb, done.moved_bytes, self._under_way == 0)
 
     # -- what can be wrong ----------------------------------------------------------------------------------------
 
@@ -419,7 +450,7 @@ def _places(job: Job) -> set[int]:
 def make_backend(arguments: DriverArguments) -> NvmeDriver:
     """Build the backend that a driver's command line describes.  Error: ConfigError."""
     config = NvmeConfig.from_json(arguments.config)
-    dram = Region(map_shared(arguments.arena_fd))
+    dram = Region(map_shared(arguments.arena_fd), arguments.arena_fd)
     hbm = {int(device): Region(map_shared(fd)) for device, fd in config.hbm_fds.items()}
     gates = Gates(map_shared(config.gates_fd)) if config.gates_fd >= 0 else None
     return NvmeDriver(config, dram, hbm, gates)

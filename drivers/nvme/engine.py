@@ -30,15 +30,21 @@ class Verb(IntEnum):
 class Region:
     """Memory that operations read into or write from: a mapping, with its address.
 
-    first_buffer  index of its first registered buffer, -1 while it has none
+    fd       of the file that is mapped; -1: memory whose pages are all there already
+    buffers  indices of its registered buffers, piece by piece (ring_engine.py); -1 for one that is not registered
     """
 
-    def __init__(self, mapping: mmap.mmap) -> None:
+    def __init__(self, mapping: mmap.mmap, fd: int = -1) -> None:
         self.view = memoryview(mapping)
         self.pointer: Any = ffi.from_buffer("char[]", mapping, require_writable=True)
         self.address = int(ffi.cast("uintptr_t", self.pointer))
         self.n_bytes = len(mapping)
-        self.first_buffer = -1
+        self.buffers: list[int] = []
+        self._fd = fd
+
+    def is_populated(self) -> bool:
+        """Whether its pages exist: whoever needs one that does not waits until the system has made it."""
+        return self._fd < 0 or os.fstat(self._fd).st_blocks * 512 >= self.n_bytes
 
 
 def new_region(n_bytes: int) -> Region:
@@ -53,11 +59,12 @@ class Operation:
     start   first byte of the payload in `region`
     n_bytes of the payload
     offset  in the file
-    with_head  a header lies right before the payload in the file and is moved with it: `offset` is the header's
-    head    where that header goes to or comes from: the index of a page of the heads' region, -1 until it has one
+    staged  it needs a place of its own in the driver's memory while it is under way: the owner's `stage` is told which
+    place   that place, -1 while it has none
+    head    a header is written right before the payload, out of this page of the heads' region; -1: none
     """
 
-    __slots__ = ("head", "item", "n_bytes", "offset", "owner", "part", "region", "start", "verb", "with_head")
+    __slots__ = ("head", "item", "n_bytes", "offset", "owner", "part", "place", "region", "staged", "start", "verb")
 
     def __init__(
         self,
@@ -78,13 +85,14 @@ class Operation:
         self.offset = offset
         self.item = item
         self.part = part
-        self.with_head = False
+        self.staged = False
+        self.place = -1
         self.head = -1
 
     @property
     def total_bytes(self) -> int:
         """What its result must be."""
-        return self.n_bytes + (HEADER_BYTES if self.with_head else 0)
+        return self.n_bytes + (HEADER_BYTES if self.head >= 0 else 0)
 
 
 class Engine(Protocol):

@@ -6,6 +6,8 @@ with an errno; what was checked first is kept.
     StoredRead   slot -> arena, whole stored frames: header, tag and all layers are verified after they have landed
     StoredWrite  arena -> slot: the same is verified before, so that nothing wrong is stored under a right name
     DirectRead   slot -> hbm, payload only, group of layers by group of layers over all items, each verified as it lands
+                 It lands in our memory and is copied on in one pass with its checksums: hbm has none that would show what
+                 an operation did that was still under way when this process was killed and the frame was given to others
     Scrub        make slots empty
 """
 
@@ -73,8 +75,11 @@ class Job:
         self.first_ns = self.first_ns or time.perf_counter_ns()
         return operation
 
-    def result(self, operation: Operation, result: int, head: Any) -> None:
-        """The result of an operation is in.  head: address of its header page, for one that has a header."""
+    def stage(self, operation: Operation, place: int) -> None:
+        """An operation that is `staged` is about to begin and has its place."""
+
+    def result(self, operation: Operation, result: int) -> None:
+        """The result of an operation is in; it still has its place."""
         self.under_way -= 1
         if operation.verb is Verb.SYNC:
             if result < 0:
@@ -82,7 +87,7 @@ class Job:
         elif result != operation.total_bytes:
             self.fail(operation.item, E.ENOSPC if -result in _FULL else E.EIO)
         else:
-            self._landed(operation, head)
+            self._landed(operation)
 
     def fail(self, item: int, code: int) -> None:
         self.codes[item] = self.codes[item] or int(code)
@@ -112,7 +117,7 @@ class Job:
     def _plan(self) -> Iterator[Operation]:
         raise NotImplementedError
 
-    def _landed(self, operation: Operation, head: Any) -> None:
+    def _landed(self, operation: Operation) -> None:
         """A complete operation."""
 
     def _tag(self, item: int) -> Any:
@@ -136,7 +141,7 @@ class StoredRead(Job):
             if not self.codes[item]:
                 yield from self._chunks(item, 0)
 
-    def _landed(self, operation: Operation, head: Any) -> None:
+    def _landed(self, operation: Operation) -> None:
         item = operation.item
         self._missing[item] -= 1
         if self._missing[item] or self.codes[item]:
@@ -171,28 +176,33 @@ class StoredWrite(Job):
                 if operation.offset == self.file.offset(self.slots[item]) + HEADER_BYTES:
                     # The header gets its generation in a page of its own: others may be reading the arena's.
                     operation.offset -= HEADER_BYTES
-                    operation.with_head = True
+                    operation.staged = True
                 yield operation
 
-    def fill_head(self, operation: Operation, page: int) -> None:
-        """Put an item's header, with its generation, into a page of the heads."""
-        head = self._heads.pointer + page * HEADER_BYTES
+    def stage(self, operation: Operation, place: int) -> None:
+        operation.head = place
+        head = self._heads.pointer + place * HEADER_BYTES
         frame = self.arena.pointer + self.frames[operation.item] * self.format.stored_bytes
         ffi.memmove(head, frame, HEADER_BYTES)
         lib.ax_header_stamp(head, self._generation + operation.item)
 
 
 class DirectRead(Job):
-    """Whoever waits at the gate may use the first layers while the last ones are still under way."""
+    """Whoever waits at the gate may use the first layers while the last ones are still under way.
 
-    def __init__(self, effect: Transfer, file: SlotFile, arena: Region, gates: Gates | None) -> None:
+    landing  memory of the driver, a place of `landing_bytes` for each operation that may be under way
+    """
+
+    def __init__(self, effect: Transfer, file: SlotFile, arena: Region, landing: Region, gates: Gates | None) -> None:
+        self._landing = landing
         self._gates = gates
         self._group_layers = group_layers(file.format)
         self._groups = -(-file.format.layers // self._group_layers)
         n = len(effect.pairs) // 8
         self._headers: Any = ffi.new("char[]", n * HEADER_BYTES)
+        self._checksums: Any = ffi.new("uint32_t[]", n * file.format.layers)
         self._have_header = bytearray(n)
-        self._early: list[list[Operation]] = [[] for _ in range(n)]  # landed before their header
+        self._early: list[list[int]] = [[] for _ in range(n)]  # groups that landed before their header
         self._missing = [n] * self._groups
         self._complete = 0
         super().__init__(effect, file, arena)
@@ -200,6 +210,9 @@ class DirectRead(Job):
     def fail(self, item: int, code: int) -> None:
         super().fail(item, code)
         self.report(self._gates)  # at once: nobody should wait for what cannot come
+
+    def stage(self, operation: Operation, place: int) -> None:
+        operation.start = place * landing_bytes(self.format) + (HEADER_BYTES if operation.part else 0)
 
     def _item_bytes(self) -> int:
         return HEADER_BYTES + self.format.frame_bytes
@@ -209,43 +222,52 @@ class DirectRead(Job):
         for group in range(self._groups):
             at = group * self._group_layers * layer_bytes
             n_bytes = min(self._group_layers * layer_bytes, frame_bytes - at)
+            if group == 0:
+                n_bytes += HEADER_BYTES  # the header lies before the first layer
+            else:
+                at += HEADER_BYTES
             for item in range(len(self.slots)):
                 if self.codes[item]:
                     continue
-                offset = self.file.offset(self.slots[item]) + (HEADER_BYTES + at if group else 0)
-                start = self.frames[item] * frame_bytes + at
-                operation = Operation(self, Verb.READ, self.arena, start, n_bytes, offset, item, group)
-                operation.with_head = group == 0
+                offset = self.file.offset(self.slots[item]) + at
+                operation = Operation(self, Verb.READ, self._landing, 0, n_bytes, offset, item, group)
+                operation.staged = True
                 yield operation
 
-    def _landed(self, operation: Operation, head: Any) -> None:
-        item = operation.item
+    def _landed(self, operation: Operation) -> None:
+        item, group = operation.item, operation.part
         if self.codes[item]:
             return
-        if operation.part:
-            if not self._have_header[item]:
-                self._early[item].append(operation)
-                return
-            self._verify(operation)
-        else:
+        landed = self._landing.pointer + operation.start
+        if group == 0:
             header = self._headers + item * HEADER_BYTES
-            ffi.memmove(header, head, HEADER_BYTES)
+            ffi.memmove(header, landed, HEADER_BYTES)
             code = lib.ax_header_check(self.format.c, header, self._tag(item))
             if code:
                 self.fail(item, _refusal(code, ffi.buffer(header, 8)))
                 return
             self._have_header[item] = 1
-            for landed in (operation, *self._early[item]):
-                self._verify(landed)
-            self._early[item] = []
+            landed += HEADER_BYTES
+        first, count = self._layers(group)
+        to = self.arena.pointer + self.frames[item] * self.format.frame_bytes + first * self.format.layer_bytes
+        lib.ax_copy_layers(self.format.c, to, landed, count, self._checksums + item * self.format.layers + first)
+        if not self._have_header[item]:
+            self._early[item].append(group)
+            return
+        for arrived in (group, *self._early[item]):
+            self._compare(item, arrived)
+        self._early[item] = []
         self._advance()
 
-    def _verify(self, operation: Operation) -> None:
-        item, group = operation.item, operation.part
+    def _layers(self, group: int) -> tuple[int, int]:
+        """The first layer of a group, and how many it has."""
         first = group * self._group_layers
-        count = min(self._group_layers, self.format.layers - first)
-        header = self._headers + item * HEADER_BYTES
-        code = lib.ax_verify_layers(self.format.c, header, self.arena.pointer + operation.start, first, count)
+        return first, min(self._group_layers, self.format.layers - first)
+
+    def _compare(self, item: int, group: int) -> None:
+        first, count = self._layers(group)
+        checksums = self._checksums + item * self.format.layers + first
+        code = lib.ax_compare_layers(self._headers + item * HEADER_BYTES, checksums, first, count)
         if code:
             self.fail(item, errno_of(code))
         else:
@@ -284,6 +306,11 @@ def group_layers(format: StoredFormat) -> int:
         if n_bytes >= GROUP_BYTES and n_bytes % HEADER_BYTES == 0:
             return layers
     return format.layers
+
+
+def landing_bytes(format: StoredFormat) -> int:
+    """Memory that one operation of a direct read needs: a header and a group of layers."""
+    return HEADER_BYTES + group_layers(format) * format.layer_bytes
 
 
 def _refusal(code: int, begins_with: Any) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from .engine import Verb
+from .engine import Operation, Verb
 from .inventory import Measured
 
 WINDOW_BYTES: Final = 16 << 20  # bytes after which a busy stretch is one measurement
@@ -26,16 +27,23 @@ class Rates:
     def begin(self) -> None:
         """The queue was empty and is not any more."""
         self._began_ns = time.perf_counter_ns()
-        self._bytes = {Verb.READ: 0, Verb.WRITE: 0}
+        self._read_bytes = self._written_bytes = 0
 
-    def note(self, verb: Verb, n_bytes: int, is_idle: bool) -> None:
-        """A transfer ended; is_idle: nothing else is under way."""
-        self._bytes[verb] += n_bytes
-        moved = self._bytes[verb]
+    def note(self, results: Sequence[tuple[Operation, int]], *, is_idle: bool) -> None:
+        """All operations that have ended since the last call; is_idle: nothing else is under way.
+
+        What is under way when a stretch begins and ends is counted as if it began and ended there, which evens out.
+        """
+        for operation, result in results:
+            if operation.verb is Verb.READ:
+                self._read_bytes += max(0, result)
+            else:
+                self._written_bytes += max(0, result)
+        moved = self._read_bytes + self._written_bytes
         if moved < (RATE_BYTES if is_idle else WINDOW_BYTES):
             return
-        if moved == sum(self._bytes.values()):
-            field = "write_bytes_s" if verb is Verb.WRITE else "read_bytes_s"
+        if moved in (self._read_bytes, self._written_bytes):
+            field = "read_bytes_s" if self._read_bytes else "write_bytes_s"
             rate = moved * 10**9 // max(1, time.perf_counter_ns() - self._began_ns)
             old = getattr(self.measured, field)
             self.measured = self.measured._replace(**{field: old + (rate - old) // 4 if old else rate})

@@ -4,7 +4,7 @@
     0                            4096          superblock: what the slots were made for, with a CRC-32C
     4096 + slot * stored_bytes   stored_bytes  a stored frame (kernel/tag.py), or anything else: an empty slot
 
-A file whose superblock says another format is made anew, and so is one that has none.  One descriptor does everything:
+A file whose superblock says another format is made anew.  One that is somebody else's is refused.  One descriptor does everything:
 the lock (flock) belongs to it, and io_uring keeps it until the last operation has ended, so whoever gets the lock after
 this process was killed finds no operation of it still under way.
 
@@ -107,11 +107,12 @@ class SlotFile:
     def recreate(self) -> None:
         """Start over with an empty file of the same capacity under the same name.  No operation may be under way.
 
-        Error: OSError; then the old descriptor is still there, and the tier has nowhere to write to.
+        Error: OSError, ConfigError (somebody else's file has the name now); then the tier has nowhere to write to.
         """
         old = self.fd
         self.fd = self._open()
         try:
+            self._read_superblock()
             os.ftruncate(self.fd, 0)
             self._allocate()
             self._write_superblock()
@@ -161,9 +162,8 @@ class SlotFile:
     def _prepare(self, allow_shrink: bool) -> None:
         found = self._read_superblock()
         if found != self._superblock()[:_SLOTS_OFFSET]:
-            if os.fstat(self.fd).st_size > 0:
-                what = "of another format or identity" if found.startswith(MAGIC) else "no file of a tier"
-                self._log(f"{self.path}: {what}; made anew, whatever was in it is dropped")
+            if found:
+                self._log(f"{self.path}: of another format or identity; made anew, whatever was in it is dropped")
             os.ftruncate(self.fd, 0)
         self._allocate_at_most(allow_shrink)
         if os.fstat(self.fd).st_size > self.total_bytes:
@@ -182,8 +182,7 @@ class SlotFile:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
                 reason = error.strerror
-            space = os.fstatvfs(self.fd)
-            free = space.f_bavail * space.f_frsize + os.fstat(self.fd).st_blocks * 512
+            free = self._free_bytes() + os.fstat(self.fd).st_blocks * 512
             needed = self.total_bytes
             if not allow_shrink:
                 if os.fstat(self.fd).st_size == 0:
@@ -201,7 +200,11 @@ class SlotFile:
 
     def _allocate(self) -> None:
         """Make every byte of the file exist.  Error: OSError."""
-        size = os.fstat(self.fd).st_size
+        status = os.fstat(self.fd)
+        size = status.st_size
+        # Looked at first: a file system may fill up to its last byte before it says no, and others live there too.
+        if self.total_bytes - status.st_blocks * 512 > self._free_bytes():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             os.posix_fallocate(self.fd, 0, self.total_bytes)
         except OSError as error:
@@ -211,6 +214,10 @@ class SlotFile:
                 raise
             os.ftruncate(self.fd, max(size, self.total_bytes))
             self._log(f"{self.path}: this file system cannot allocate in advance; a full disk will show when writing")
+
+    def _free_bytes(self) -> int:
+        space = os.fstatvfs(self.fd)
+        return space.f_bavail * space.f_frsize
 
     def _choose_direct(self) -> None:
         """O_DIRECT, where the file system has it and takes our alignment."""
@@ -239,13 +246,19 @@ class SlotFile:
         )  # fmt: skip
 
     def _read_superblock(self) -> bytes:
-        """What is comparable of it: all but checksum and number of slots.  b"" when there is none or it is torn."""
+        """What is comparable of it: all but checksum and number of slots; b"" in a file that is new.
+
+        Error: ConfigError when the file is not a tier's: it would be lost.
+        """
         self._page[:] = bytes(SUPERBLOCK_BYTES)
-        if os.preadv(self.fd, [self._page], 0) < SUPERBLOCK_BYTES or self._page[:8] != MAGIC:
+        os.preadv(self.fd, [self._page], 0)
+        if self._page[:8] != MAGIC:
+            if self._page[:] != bytes(SUPERBLOCK_BYTES):
+                raise ConfigError(f"{self.path!r} is not the file of a tier: name another, or move it away")
             return b""
         (stored,) = struct.unpack_from("<I", self._page, _CRC_OFFSET)
         struct.pack_into("<I", self._page, _CRC_OFFSET, 0)
-        return self._page[:_SLOTS_OFFSET] if crc32c(self._page) == stored else b""
+        return self._page[:_SLOTS_OFFSET] if crc32c(self._page) == stored else MAGIC
 
     def _write_superblock(self) -> None:
         """Error: OSError."""

@@ -163,7 +163,7 @@ void leave_tail(Core *core, Slot *slot) {
         Frame *frame = &core->pools[d].frames[copies[d]];
         if (frame->wired == 0) {
             frame_free(core, d, copies[d]);
-        } else if (frame->stamp) { /* no cache any more: freed when its transfer ends */
+        } else if (frame->stamp) { /* no cache any more: freed when its transfer has ended */
             frame->stamp = 0;
             core->pools[d].reclaimable--;
         }

@@ -49,6 +49,9 @@ KIND_CANCELLED = 4
 KIND_CLOSED = 5  # its context was released
 KIND_SUPERSEDED = 6  # cut off by truncate or left behind by a branch
 KIND_DEMOTED = 7
+# 16 + n: it waits for the n-th tool by name that the kernel has seen; KIND_TOOL beyond the first KIND_TOOLS.
+KIND_FIRST_TOOL = 16
+KIND_TOOLS = 48
 
 
 class BlockView(Protocol):

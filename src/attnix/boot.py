@@ -445,7 +445,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--threads", default=0, type=int, help="of each accel (default: the cores shared out)")
     parser.add_argument("--sharing", default="uid", choices=("uid", "none"), help="who shares prefixes")
-    parser.add_argument("--state-dir", default=str(state_dir()), help="secret (default: %(default)s)")
+    parser.add_argument("--state-dir", default=str(state_dir()), help="secret, journal, snapshots (default: %(default)s)")
     parser.add_argument("--sim", default="", help="settings of the simulated accel, as JSON (with --model sim)")
     parser.add_argument("--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set a tunable at boot")
     a = parser.parse_args(argv)

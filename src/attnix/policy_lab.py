@@ -15,7 +15,7 @@ in the middle of the request that uses it.
 
 Hints, what a policy is told beyond uses:
     blind   nothing
-    kinds   what the kernel sees by itself: the turn's number and whether it ended in a tool call.  Not when a
+    kinds   what the kernel sees by itself: the turn's number and whether it ended in a tool call, of which tool.  Not when a
             session is over, though a client that releases its contexts would say so
     eta     also when the tool will answer, exactly
 """
@@ -37,7 +37,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnix.kernel.evict import registry
-from attnix.kernel.evict.protocol import KIND_NONE, KIND_TOOL, KIND_TURN, EvictionPolicy, Fact
+from attnix.kernel.evict.protocol import (
+    KIND_FIRST_TOOL,
+    KIND_NONE,
+    KIND_TOOL,
+    KIND_TOOLS,
+    KIND_TURN,
+    EvictionPolicy,
+    Fact,
+)
+from attnix.plugins import register_policies
 from attnix.traces import TOOL, TURN, Request, load
 
 BLIND: Final = "blind"
@@ -253,13 +262,10 @@ class Cache:
             victims = self.policy.victims(self, DEVICE, want)
             self.spent_ns += perf_counter_ns() - start
             self.calls += 1
-            gone = [block for block in victims[: 4 * want] if self._evict(block)] if len(victims) <= want else []
-            if len(victims) > want:
-                for block in victims:
-                    if len(gone) == want:
-                        break
-                    if self._evict(block):
-                        gone.append(block)
+            gone = []
+            for block in victims:
+                if len(gone) < want and self._evict(block):
+                    gone.append(block)
             if len(gone) < want:  # as the kernel does
                 gone += [block for block in self.oldest(DEVICE, want - len(gone)) if self._evict(block)]
             if not gone:
@@ -309,6 +315,7 @@ def run(tape: Tape, policy: EvictionPolicy, capacity_frames: int, hints: str = K
     """The whole trace through one policy."""
     cache = Cache(tape, policy, capacity_frames)
     kinds = {TURN: KIND_TURN, TOOL: KIND_TOOL}
+    tools: dict[str, int] = {}
     found = 0
     start = perf_counter()
     for request, path in zip(tape.requests, tape.paths, strict=True):
@@ -317,6 +324,9 @@ def run(tape: Tape, policy: EvictionPolicy, capacity_frames: int, hints: str = K
         kind, turn, due_ns = KIND_NONE, 0, 0
         if hints != BLIND:
             kind, turn = kinds.get(request.ends, KIND_NONE), request.turn
+            if request.tool:
+                place = tools.setdefault(request.tool, len(tools))
+                kind = KIND_FIRST_TOOL + place if place < KIND_TOOLS else KIND_TOOL
         if hints == ETA and request.tool_ms >= 0:
             due_ns = end_ns + int(request.tool_ms * 1e6)
         found += cache.serve(path, now_ns, end_ns, kind, turn, due_ns)
@@ -381,6 +391,8 @@ def main(argv: Sequence[str] | None = None, echo: Callable[[str], object] = prin
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object per result, a line each")
     args = parser.parse_args(argv)
+    for complaint in register_policies():
+        print(complaint, file=sys.stderr)
     trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
     tape = Tape(trace.requests(), trace.block_tokens)
     capacities = [capacity_of(text, tape.distinct) for text in args.capacity.split(",")]

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import random
 from array import array
@@ -26,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TextIO, TypeAlias
 
 UNKNOWN: Final = "unknown"
 TURN: Final = "turn"  # the model ended its turn: a person may answer
@@ -113,7 +112,8 @@ def load(path: str | Path, *, block_tokens: int = 64, concurrency: float = 16.0,
     path = Path(path)
     if block_tokens < 1 or concurrency <= 0:
         raise ValueError("a block has at least one token, and concurrency is more than 0")
-    first = next(_lines(path), "")
+    with _open(path) as file:
+        first = file.readline()
     if first.startswith("timestamp_ms,"):
         return Trace(path, "azure", 0, concurrency, seed)
     try:
@@ -130,9 +130,13 @@ def load(path: str | Path, *, block_tokens: int = 64, concurrency: float = 16.0,
     raise ValueError(f"{path}: not a trace of a format known here")
 
 
+def _open(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
 def _lines(path: Path) -> Iterator[str]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        yield from io.TextIOWrapper(file, encoding="utf-8")
+    with _open(path) as file:
+        yield from file
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 
 from attnix.drivers.conformance_tier import CHECKS, MIN_FRAMES, Nonconformance, StoredFormat, TierRig, check_tier
-from attnix.drivers.nvme.engine import new_region
+from attnix.drivers.memfd import create_memfd, map_shared
+from attnix.drivers.nvme.engine import Region, new_region
 from attnix.drivers.nvme.ring_engine import RingEngine, RingUnavailable
 from attnix.drivers.spec import DriverFds, DriverSpec, driver_argv
 from attnix.kernel.errors import E
+from attnix.kernel.tag import GATE_FAILED, gate_value
 
 FORMAT = StoredFormat(6 * 16384, 6, 4, bytes(range(16)))
 SUPERBLOCK = 4096
@@ -221,7 +224,7 @@ def test_fewer_slots_drop_the_ones_beyond_and_more_keep_all(tier: Callable[..., 
     assert rig.read((5, 5)) == [0] and rig.read((6, 6)) == [E.ENOENT]
 
 
-@pytest.mark.parametrize("change", ["identity", "frame_bytes", "layers", "block_tokens", "nonsense"])
+@pytest.mark.parametrize("change", ["identity", "frame_bytes", "layers", "block_tokens", "torn"])
 def test_a_file_of_another_format_is_made_anew(
     change: str, tier: Callable[..., TierRig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,10 +236,12 @@ def test_a_file_of_another_format_is_made_anew(
         "frame_bytes": StoredFormat(2 * FORMAT.frame_bytes, FORMAT.layers, FORMAT.block_tokens, FORMAT.identity),
         "layers": StoredFormat(FORMAT.frame_bytes, 3, FORMAT.block_tokens, FORMAT.identity),
         "block_tokens": StoredFormat(FORMAT.frame_bytes, FORMAT.layers, 8, FORMAT.identity),
-        "nonsense": FORMAT,
+        "torn": FORMAT,
     }[change]
-    if change == "nonsense":
-        (tmp_path / "slots").write_bytes(b"these are my notes, not a cache")
+    if change == "torn":
+        with open(tmp_path / "slots", "r+b") as file:
+            file.seek(20)
+            file.write(b"\xff\xff")
     capfd.readouterr()
     rig = tier(other)
     assert rig.found() == {}
@@ -244,6 +249,59 @@ def test_a_file_of_another_format_is_made_anew(
     assert rig.read((1, 1)) == [E.ENOENT]
     rig.write((2, 1))
     assert rig.read((2, 1)) == [0]
+
+
+def test_somebody_elses_file_is_left_alone(
+    tier: Callable[..., TierRig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At the start, and when it takes our file's place while we run."""
+    notes = b"these are my notes, not a cache"
+    (tmp_path / "slots").write_bytes(notes)
+    assert "is not the file of a tier" in refusal(tmp_path, capfd)
+    assert (tmp_path / "slots").read_bytes() == notes
+    (tmp_path / "slots").unlink()
+    rig = tier()
+    rig.write((1, 1))
+    (tmp_path / "notes").write_bytes(notes)
+    (tmp_path / "notes").rename(tmp_path / "slots")
+    assert rig.read((1, 1)) == [E.ENOENT]
+    assert (tmp_path / "slots").read_bytes() == notes
+    (tmp_path / "slots").unlink()
+    rig.write((2, 2))
+    assert rig.read((2, 2), (1, 1)) == [0, E.ENOENT]
+
+
+def test_killed_in_the_middle_of_writing(tier: Callable[..., TierRig], engine: str) -> None:
+    """Whatever the moment: the next life finds what was answered, and nothing it finds is wrong when it is read."""
+    rig = tier(engine=engine)
+    last: dict[int, int] = {}  # block by slot, of writes that were answered
+    for life in range(6):
+        base = 1000 * (life + 1)
+        for at in range(12):
+            rig.put(at, rig.stored(base + at))
+        sent: dict[int, dict[int, int]] = {}
+        for first in range(0, 12, 3):
+            blocks = {first + at: base + first + at for at in range(3)}
+            sent[rig.begin("write", [(s, s) for s in blocks], [rig.tag(n) for n in blocks.values()])] = blocks
+        for _ in range(life % 4):
+            answer = rig.receive("answer")
+            assert answer[2] == []
+            last.update(sent.pop(answer[1]))
+        rig.restart(kill=True)
+        unsure = {slot: number for blocks in sent.values() for slot, number in blocks.items()}
+        tags = {rig.tag(number): number for number in (*last.values(), *unsure.values())}
+        found = {slot: tags.get(tag) for slot, tag in rig.found().items()}
+        for slot, number in last.items():
+            assert slot in unsure or found.get(slot) == number, f"slot {slot} was answered and is gone"
+        for slot, known in found.items():
+            assert known is not None and known in (last.get(slot), unsure.get(slot))
+            (code,) = rig.read((known, slot))
+            assert code == 0 or (code == E.ECORRUPT and slot in unsure), "torn, and nothing else"
+            if code == 0:
+                last[slot] = known
+        for slot in unsure:
+            rig.write((base + 500 + slot, slot))
+            last[slot] = base + 500 + slot
 
 
 def test_of_two_copies_the_newer_is_found(tier: Callable[..., TierRig]) -> None:
@@ -421,12 +479,82 @@ def test_a_disk_that_fills_up_behind_a_hole(small_file_system: Path, engine: str
         rig.close()
 
 
+BROKEN_DEVICE = """
+import errno, sys
+from attnix.drivers.nvme import driver, engine, ring_engine
+def broken(real):
+    def reap(self, *rest):
+        results = []
+        for operation, result in real(self, *rest):
+            slot = (operation.offset - 4096) // 102400
+            if operation.owner is not None and slot in (3, 4):
+                result = -errno.EIO if slot == 3 else result // 2
+            results.append((operation, result))
+        return results
+    return reap
+ring_engine.RingEngine._reap = broken(ring_engine.RingEngine._reap)
+engine.ThreadEngine.reap = broken(engine.ThreadEngine.reap)
+from attnix.drivers.serve import run_driver
+run_driver("broken", driver.make_backend, sys.argv[1:])
+"""
+
+
+def test_a_device_that_fails_fails_its_items(tmp_path: Path, engine: str) -> None:
+    """Case 20: reading and writing raise, or do half, in two places; the others are served, by the same process."""
+    spec = nvme_spec(tmp_path / "slots", engine=engine)
+    assert FORMAT.stored_bytes == 102_400
+
+    def argv(fds: DriverFds, config: str) -> list[str]:
+        right = spec.argv(fds, config)
+        return [sys.executable, "-c", BROKEN_DEVICE, *right[right.index("--channel") :]]
+
+    rig = TierRig(dataclasses.replace(spec, argv=argv), FORMAT, deadline_s=20)
+    try:
+        for at in range(6):
+            rig.put(at, rig.stored(at))
+        tags = [rig.tag(at) for at in range(6)]
+        done = rig.move("write", [(at, at) for at in range(6)], tags)
+        assert done.failed == ((3, E.EIO), (4, E.EIO))
+        assert rig.read((0, 0), (1, 1), (2, 2), (5, 5)) == [0, 0, 0, 0]
+        assert rig.read((3, 3), (0, 0), (4, 4)) == [E.EIO, 0, E.EIO]
+        done = rig.move("read", [(1, 1), (3, 3), (2, 2)], [tags[1], tags[3], tags[2]], arena=0, gate=5, ticket=1)
+        assert done.failed == ((1, E.EIO),)
+        assert rig.gates.load(5) == gate_value(1, GATE_FAILED)
+        assert rig.ask_health()["failed_items"] == 2 + 2 + 1
+    finally:
+        rig.close()
+
+
 def test_writes_that_survive_a_power_failure_are_synced(tier: Callable[..., TierRig], engine: str) -> None:
     rig = tier(engine=engine, fsync="batch")
     rig.write(*((frame, frame) for frame in range(8)))
     assert rig.read(*((frame, frame) for frame in range(8))) == [0] * 8
     operations = rig.ask_health()["operations"]
     assert operations == 8 + 1 + 8, "one sync for the batch"
+
+
+@pytest.mark.skipif(not has_uring(), reason="no io_uring here")
+def test_memory_is_registered_once_it_is_there(tmp_path: Path) -> None:
+    """An arena whose pages do not exist is not made by the driver; when they do, reads go into registered memory."""
+    rig = start(tmp_path / "slots", engine="uring")
+    try:
+        deadline = time.monotonic() + 10
+        while rig.ask_health()["registered_buffers"] < 2:  # landing places and dram: the rig has filled it
+            assert time.monotonic() < deadline
+        rig.write((1, 1))
+        assert rig.read((1, 1)) == [0]
+    finally:
+        rig.close()
+    memory = create_memfd("empty", 1 << 20)
+    region = Region(map_shared(memory), memory)
+    ring = RingEngine(new_region(4096), 4)
+    assert ring.offer([region]) == "" and ring.next_region is region
+    assert not region.is_populated()
+    region.view[:] = bytes(1 << 20)
+    assert region.is_populated() and ring.register_next() == "" and ring.next_region is None
+    assert region.buffers == [0]
+    ring.close()
+    os.close(memory)
 
 
 @pytest.mark.skipif(not has_uring(), reason="no io_uring here")
@@ -442,7 +570,7 @@ def test_without_room_to_lock_memory_it_goes_on(tmp_path: Path, capfd: pytest.Ca
 
     rig = TierRig(dataclasses.replace(spec, argv=argv), FORMAT)
     try:
-        assert "not registered" in capfd.readouterr().err
+        assert "not registered with io_uring" in capfd.readouterr().err
         assert rig.ask_health()["registered_buffers"] == 0
         rig.write((1, 1))
         assert rig.read((1, 1)) == [0]

@@ -13,6 +13,7 @@ from attnix.drivers._stored import ffi, lib
 from attnix.drivers.nvme import inventory, jobs
 from attnix.drivers.nvme.driver import NvmeDriver, make_backend
 from attnix.drivers.nvme.engine import Operation, Verb
+from attnix.drivers.nvme.slot_file import SlotFile
 from attnix.drivers.serve import run_driver
 from attnix.drivers.stored import Gates
 from attnix.kernel.events import Transfer, TransferDone
@@ -53,15 +54,15 @@ def does_not_verify_the_payload() -> None:
 
 @bug
 def does_not_verify_what_it_reads_directly() -> None:
-    patch(jobs, lib=Library(ax_verify_layers=lambda *_: 0))
+    patch(jobs, lib=Library(ax_compare_layers=lambda *_: 0))
 
 
 @bug
 def skips_the_last_layer_of_a_direct_read() -> None:
-    def verify(c: Any, header: Any, part: Any, first: int, count: int) -> int:
-        return lib.ax_verify_layers(c, header, part, first, count - (first + count == c.layers))
+    def compare(header: Any, checksums: Any, first: int, count: int) -> int:
+        return lib.ax_compare_layers(header, checksums, first, count - (first + count == 6))
 
-    patch(jobs, lib=Library(ax_verify_layers=verify))
+    patch(jobs, lib=Library(ax_compare_layers=compare))
 
 
 @bug
@@ -164,7 +165,7 @@ def loses_an_answer() -> None:
 
 @bug
 def writes_next_to_where_it_should() -> None:
-    patch(jobs.SlotFile, offset=lambda file, slot: 4096 + (slot & ~1) * file.stored_bytes)
+    patch(SlotFile, offset=lambda file, slot: 4096 + (slot & ~1) * file.stored_bytes)
 
 
 @bug
@@ -183,8 +184,8 @@ def leaves_its_generation_in_the_arena() -> None:
 def reads_into_the_next_frame_too() -> None:
     landed = jobs.StoredRead._landed
 
-    def sloppy(job: jobs.StoredRead, operation: Operation, head: Any) -> None:
-        landed(job, operation, head)
+    def sloppy(job: jobs.StoredRead, operation: Operation) -> None:
+        landed(job, operation)
         after = (job.frames[operation.item] + 1) * job.format.stored_bytes
         if after < job.arena.n_bytes:
             job.arena.view[after : after + 1] = b"!"

@@ -93,3 +93,32 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
         ops.chosen_isa()
     monkeypatch.setenv("ATTNIX_CPU_ISA", "portable")
     assert ops.chosen_isa() is Isa.PORTABLE
+
+
+@ISAS
+@pytest.mark.parametrize("n", [1, 7, 16, 31, 300, 1024, 1031, 49152, 50257])
+def test_log_sums(isa: Isa, n: int) -> None:
+    """Against float64, with the largest in every kind of place; equal ones give the first."""
+    x = normal(3, 6, n) * 5
+    x[1, n - 1] = x[2, 0] = x[3, n // 2] = 40
+    x[4] = -3
+    x[5, : n // 2] = -np.inf
+    sums, best = ops.log_sums(x, isa=isa)
+    exact = torch.from_numpy(x).double()
+    np.testing.assert_allclose(sums, exact.logsumexp(-1).numpy(), atol=3e-6)
+    assert best.tolist() == [int(np.flatnonzero(row == row.max())[0]) for row in x]
+    alone, _ = ops.log_sums(x[3:4], isa=isa)
+    assert alone[0] == sums[3]
+    assert ops.log_sums(x[:0], isa=isa)[0].size == 0
+
+
+@ISAS
+@pytest.mark.parametrize("n", [5, 16, 300, 1040])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_log_sums_of_what_is_not_finite(isa: Isa, n: int, value: float) -> None:
+    for place in {0, n // 2, n - 1}:
+        x = normal(4, 2, n)
+        x[1, place] = value
+        sums, _ = ops.log_sums(x, isa=isa)
+        assert np.isfinite(sums[0]) and np.isnan(sums[1]), place
+    assert np.isnan(ops.log_sums(np.full((1, n), -np.inf, np.float32), isa=isa)[0]).all()

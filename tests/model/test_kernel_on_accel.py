@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,29 +19,84 @@ from hypothesis import strategies as st
 from attnix.drivers.accel.config import KvDtype
 from attnix.drivers.accel.driver import AccelBackend, AccelConfig
 from attnix.drivers.accel.metadata import load_config
+from attnix.drivers.accel.transfers import Transfers
+from attnix.drivers.sim_memory import SimTier
+from attnix.drivers.stored import Gates
+from attnix.kernel.config import DeviceConfig
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
+from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
+from attnix.kernel.tag import gate_value
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
 Tiny = Callable[[str], tuple[Path, Any]]
-BLOCK, WINDOW, VOCAB = 16, 192, 300
+BLOCK, WINDOW, VOCAB, LAYERS = 16, 192, 300, 3
 
 
-def accel_system(path: Path, frames: int, step_tokens: int = 512, kv_dtype: KvDtype = "float32") -> SimulatedSystem:
-    def make(capacity: int, layout: RowLayout, rows: memoryview) -> AccelBackend:
+class Accel(AccelBackend):
+    """The driver as the simulated system drives a device.  It joins the arenas of the system once those are there."""
+
+    arena: memoryview
+    gates: Any
+
+    def join(self, system: SimulatedSystem) -> None:
+        threads = self._model.threads
+        self._transfers = Transfers(
+            self._frame_bytes, LAYERS, BLOCK, self._frames, system.dram or bytearray(1 << 20), 1, system.gates, threads
+        )
+        self._transfers.identify(bytes(16))
+        self._model.attach_gates(system.gates)
+        self.arena, self.gates = self._frames, Gates(system.gates)
+
+    def is_open(self, effect: Exec) -> bool:
+        """The simulated system has one thread: what waits for another device is not begun."""
+        pairs = memoryview(effect.gates).cast("q").tolist()
+        return all(
+            self.gates.load(gate) >= gate_value(ticket, LAYERS)
+            for gate, ticket in zip(pairs[::2], pairs[1::2], strict=True)
+        )
+
+    def execute(self, effect: Exec) -> ExecDone | ExecFailed:
+        """Takes a millisecond a token, says the clock of the simulated system: decisions depend on no other."""
+        outcome = super().execute(effect)
+        return (
+            outcome._replace(compute_ns=len(effect.tokens) // 4 * 1_000_000)
+            if isinstance(outcome, ExecDone)
+            else outcome
+        )
+
+    def transfer(self, effect: Transfer, dram: Any = None) -> TransferDone:
+        """Takes a microsecond a frame."""
+        return super().transfer(effect)._replace(elapsed_ns=len(effect.pairs) // 8 * 1000)
+
+
+class AccelSystem(SimulatedSystem):
+    def _tier(self, config: DeviceConfig) -> SimTier:
+        return SimTier(config.capacity_frames, self._frame_bytes, BLOCK, layers=LAYERS, gates=self.gates)
+
+
+def accel_system(
+    path: Path, frames: int, step_tokens: int = 512, kv_dtype: KvDtype = "float32", **tiers: Any
+) -> SimulatedSystem:
+    """tiers: dram, nvme, remote and direct of SimulatedSystem."""
+
+    def make(capacity: int, layout: RowLayout, rows: memoryview) -> Accel:
         config = AccelConfig(
             str(path), layout.slots, layout.entries, BLOCK, "float32", kv_dtype, "invariant", threads=1
         )
         frame_bytes = load_config(path).frame_bytes(BLOCK, kv_dtype)
-        backend = AccelBackend(config, bytearray(capacity * frame_bytes), rows)
+        backend = Accel(config, bytearray(capacity * frame_bytes), rows)
         assert backend.probe().capacity_frames == capacity
         return backend
 
-    return SimulatedSystem(
+    system = AccelSystem(
         frames=frames, block_tokens=BLOCK, window_tokens=WINDOW, vocab_tokens=VOCAB, max_contexts=24, core=Core,
-        make_device=make, sysctl={"sched.step_tokens": step_tokens}, check=False,
+        make_device=make, sysctl={"sched.step_tokens": step_tokens}, check=False, kv=load_config(path).kv_shape(kv_dtype),
+        **tiers,
     )  # fmt: skip
+    system.devices[0].join(system)
+    return system
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -94,7 +150,7 @@ def test_an_empty_prompt_is_refused(tiny_model: Tiny) -> None:
     assert error.value.code is E.EINVAL
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     length=st.integers(1, 70),
     chunk=st.sampled_from([1, 3, 16, 24, 512]),
@@ -104,6 +160,8 @@ def test_an_empty_prompt_is_refused(tiny_model: Tiny) -> None:
     kill_after=st.integers(0, 12),
     model=st.sampled_from(["llama", "qwen3"]),
     kv_dtype=st.sampled_from(["float32", "int8"]),
+    tiers=st.sampled_from([{}, {"dram": 30}, {"dram": 8, "nvme": 60}, {"dram": 8, "nvme": 60, "direct": True}]),
+    rot=st.booleans(),
 )
 def test_same_tokens_and_logits_in_every_circumstance(
     tiny_model: Tiny,
@@ -115,11 +173,14 @@ def test_same_tokens_and_logits_in_every_circumstance(
     kill_after: int,
     model: str,
     kv_dtype: KvDtype,
+    tiers: dict[str, Any],
+    rot: bool,
 ) -> None:
+    """rot: after every step one bit of the dram arena, anywhere, is another."""
     path, _ = tiny_model(model)
     prompt = prompt_of(length, 5)
     expected = cold(path, prompt, 12, kv_dtype)
-    system = accel_system(path, frames, chunk, kv_dtype)
+    system = accel_system(path, frames, chunk, kv_dtype, **tiers)
     client = system.connect()
     parent = client.call("alloc_context").ctx
     client.call("append", parent, ints(prompt[:fork_at]))
@@ -128,8 +189,11 @@ def test_same_tokens_and_logits_in_every_circumstance(
     requests = [client.post("generate", forked, 12, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)]
     requests += [start(client, prompt_of(length, 5 if n % 2 else 50 + n), 12) for n in range(others)]
     for _ in range(kill_after):
-        system.tick()
+        _ = any(system.tick(device) for device in range(len(system.devices)))
     system.kill_driver(wrote_kv=bool(kill_after % 2))
+    while rot and tiers and any(system.tick(device) for device in range(len(system.devices))):
+        bit = int(np.random.default_rng([length, system.now_ns]).integers(8 * len(system.dram)))
+        system.dram[bit // 8] ^= 1 << bit % 8
     system.run()
     assert outcome(client, requests[0]) == expected
     for n, request in enumerate(requests[1:]):
@@ -172,3 +236,71 @@ def test_control_altering_the_kv_of_any_mapped_block_changes_the_logits(tiny_mod
         request = client.post("generate", ctx, 4, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)
         system.run()
         assert outcome(client, request) != expected, f"block {entry} is not read"
+
+
+# -- more contexts than hbm holds ---------------------------------------------------------------------------------
+
+
+def chat(
+    system: SimulatedSystem, contexts: int, turns: int, order_seed: int, between: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Contexts of 40 tokens and more, each continued `turns` times in a random order: what they said (tokens, and
+    log-probabilities to the bit).  between: called after each turn of one."""
+    client = system.connect()
+    ctxs = [client.call("alloc_context").ctx for _ in range(contexts)]
+    said: list[Any] = [[] for _ in ctxs]
+    order = [n for turn in range(turns) for n in np.random.default_rng([order_seed, turn]).permutation(contexts)]
+    for n in order:
+        prompt = prompt_of(20 if said[n] else 40, 7 * n + len(said[n]))
+        client.post("append", ctxs[n], ints(prompt))
+        request = client.post("generate", ctxs[n], 5, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 2)
+        system.run()
+        said[n].append(outcome(client, request))
+        between()
+    return said
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("tiers", [{"dram": 150}, {"dram": 24, "nvme": 150}, {"dram": 24, "nvme": 150, "direct": True}])
+def test_contexts_come_back_to_the_bit_from_every_tier(
+    tiny_model: Tiny, kv_dtype: KvDtype, tiers: dict[str, Any]
+) -> None:
+    """16 contexts of up to 8 blocks on an hbm of 12 frames: all that leaves it comes back, and nothing is computed twice."""
+    path, _ = tiny_model("llama")
+    large = accel_system(path, 160, kv_dtype=kv_dtype)
+    expected = chat(large, 16, 4, 1)
+    system = accel_system(path, 12, kv_dtype=kv_dtype, **tiers)
+    assert chat(system, 16, 4, 1) == expected
+    device = system.devices[0].health()
+    all_tokens = 16 * (40 + 3 * 20 + 4 * 5 - 1)
+    # An append that is computed before its generate begins has its last token computed once more, on either system.
+    assert (
+        all_tokens <= device["computed_tokens"] <= large.devices[0].health()["computed_tokens"] <= all_tokens + 16 * 4
+    )
+    assert device["read_frames"] > 50
+    if "nvme" in tiers:
+        assert system.devices[2].written_frames > 20 and system.devices[2].read_frames > 20
+    assert system.kernel.fsck() == []
+
+
+@pytest.mark.parametrize("tiers", [{"dram": 150}, {"dram": 24, "nvme": 150}])
+def test_rotten_copies_are_found_and_computed_again(tiny_model: Tiny, tiers: dict[str, Any]) -> None:
+    """After each turn a third of the dram frames have one more bit wrong: the answers are right, to the bit."""
+    path, _ = tiny_model("llama")
+    expected = chat(accel_system(path, 160), 16, 3, 2)
+    system = accel_system(path, 12, **tiers)
+    random = np.random.default_rng(3)
+    stored = len(system.dram) // tiers["dram"]
+
+    def rot() -> None:
+        for frame in range(0, tiers["dram"], 3):
+            at = frame * stored + int(random.integers(stored))
+            system.dram[at] ^= 1 << int(random.integers(8))
+
+    assert chat(system, 16, 3, 2, rot) == expected
+    found = system.devices[0].health()["corrupt_frames"] + sum(
+        device.corrupt for device in system.devices if isinstance(device, SimTier)
+    )
+    counters = system.connect().call("vmstat").counters
+    assert counters["corrupt_copies"] >= found > 10
+    assert system.kernel.fsck() == []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from attnix.drivers.sim_model import SamplingChoice, reference_tokens
 from attnix.kernel.errors import E, Errno
@@ -120,6 +120,9 @@ class NamesMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, SESSIONS - 1), prompt=st.lists(st.integers(0, 5), min_size=1, max_size=12))
     def publish(self, number: int, prompt: list[int]) -> None:
+        self.publish_one(number, prompt)
+
+    def publish_one(self, number: int, prompt: list[int]) -> None:
         session = self.sessions[number]
         if sum(len(s.lives) for s in self.sessions) >= 6:
             return
@@ -132,8 +135,13 @@ class NamesMachine(RuleBasedStateMachine):
         session.lives[life.name] = life
         self.check_all()
 
-    @rule(number=st.integers(0, 99), count=st.integers(1, 12), seed=st.integers(0, 3))
-    def generate(self, number: int, count: int, seed: int) -> None:
+    @initialize(prompts=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=3, max_size=3))
+    def begin(self, prompts: list[list[int]]) -> None:
+        for number, prompt in enumerate(prompts):
+            self.publish_one(number, prompt)
+
+    @rule(number=st.integers(0, 99), count=st.integers(4, 20), seed=st.integers(0, 3), passes=st.integers(0, 8))
+    def generate(self, number: int, count: int, seed: int, passes: int) -> None:
         found = self.pick(number)
         if found is None or len(found[1].log) + count > WINDOW:
             return
@@ -143,6 +151,12 @@ class NamesMachine(RuleBasedStateMachine):
             return
         life.want, life.seed, life.got = count, seed, []
         life.request = client.post("generate", life.handle, count, 1.0, 0, 1.0, 0.0, seed)
+        self.pass_by(passes)
+
+    def pass_by(self, passes: int) -> None:
+        for _ in range(passes):
+            self.system.tick()
+        self.check_all()
 
     @rule(number=st.integers(0, 99), tokens=st.lists(st.integers(0, 5), min_size=1, max_size=6))
     def append(self, number: int, tokens: list[int]) -> None:
@@ -195,12 +209,11 @@ class NamesMachine(RuleBasedStateMachine):
 
     @rule(passes=st.integers(1, 12))
     def tick(self, passes: int) -> None:
-        for _ in range(passes):
-            self.system.tick()
-        self.check_all()
+        self.pass_by(passes)
 
-    @rule(number=st.integers(0, SESSIONS - 1), lost=st.integers(0, 3))
-    def disconnect(self, number: int, lost: int) -> None:
+    @rule(number=st.integers(0, SESSIONS - 1), lost=st.integers(0, 3), passes=st.integers(0, 4))
+    def disconnect(self, number: int, lost: int, passes: int) -> None:
+        self.pass_by(passes)
         session = self.sessions[number]
         if session.client is not None:
             self.check_all()
@@ -212,9 +225,9 @@ class NamesMachine(RuleBasedStateMachine):
         self.come(self.sessions[number])
         self.check_all()
 
-    @rule(lost=st.integers(0, 3), orderly=st.booleans())
-    def crash(self, lost: int, orderly: bool) -> None:
-        self.check_all()
+    @rule(lost=st.integers(0, 3), orderly=st.booleans(), passes=st.integers(0, 4))
+    def crash(self, lost: int, orderly: bool, passes: int) -> None:
+        self.pass_by(passes)
         if orderly:
             self.system.step(Suspend())
         for session in self.sessions:

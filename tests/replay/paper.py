@@ -15,7 +15,7 @@ from attnix.traces import TURN, Request
 US = 1000  # ns
 K, A, B, R = 1000 * US, 10 * US, 2 * US, 3 * US  # per pass, per token, per token and token before it, per token read
 BLOCK = 4  # tokens
-_BUS = Link(1e9, 100)
+_BUS = Link(64e6, 9 * US)  # a frame of 64 bytes, alone, in 10 us
 PROFILE = Profile("paper", "round numbers", KvShape(2, 1, 2, 2), K, A, B, R, 0, 0, 0, _BUS, _BUS, _BUS, _BUS)
 
 
@@ -47,10 +47,12 @@ def replay(
     policy: str = "lru",
     check: bool = True,
     hints: bool = False,
+    dram: int = 0,
+    nvme: int = 0,
 ) -> Result:
     """check: fsck after every step of the kernel."""
     workload = from_requests("paper", requests, BLOCK)
-    return Replay(workload, PROFILE, Frames(frames), policy, exact=exact, check=check, hints=hints).run()
+    return Replay(workload, PROFILE, Frames(frames, dram, nvme), policy, exact=exact, check=check, hints=hints).run()
 
 
 def us(seconds: float) -> int:

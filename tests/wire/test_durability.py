@@ -416,3 +416,56 @@ def wait_computed(context: Context, tokens: int) -> None:
     while context.stat().cached_tokens < tokens:
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def test_a_daemon_that_does_not_come_back_is_given_up(daemon: Daemon) -> None:
+    daemon.start(pass_ms=5)
+    with daemon.connect(resume=0.2) as client:
+        context = client.alloc_context()
+        context.append(tokens=[1])
+        context.publish("n")
+        stream = context.stream(100)
+        daemon.end(signal.SIGKILL)
+        with pytest.raises(ConnectionLost):
+            stream.result()
+        with pytest.raises(ConnectionLost):
+            client.uname()
+
+
+async def test_the_asynchronous_client_gives_up_too(daemon: Daemon) -> None:
+    daemon.start(pass_ms=5)
+    async with aconnect(daemon.path, resume=0.2) as client:
+        context = await client.alloc_context()
+        await context.append(tokens=[1])
+        await context.publish("n")
+        stream = context.generate(100)
+        await asyncio.to_thread(daemon.end, signal.SIGKILL)
+        with pytest.raises(ConnectionLost):
+            await stream
+        with pytest.raises(ConnectionLost):
+            await client.uname()
+
+
+def test_an_interrupted_wait_for_the_daemon_can_be_taken_up_again(daemon: Daemon) -> None:
+    """Ctrl-C while it is away: nothing that was under way is forgotten."""
+    daemon.start(pass_ms=2)
+    with daemon.connect(resume=DEADLINE_S) as client:
+        context = client.alloc_context()
+        context.append(tokens=[1, 2])
+        context.publish("n")
+        stream = context.stream(30)
+        next(iter(stream))
+        daemon.end(signal.SIGKILL)
+
+        def interrupt(signum: int, frame: Any) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                stream.result()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        daemon.start()
+        assert unpack_ids(stream.result().tokens) == reference_tokens([1, 2], 30)

@@ -161,6 +161,17 @@ def test_damage_is_moved_aside_whole(tmp_path: Path, damage: str) -> None:
     file.close()
 
 
+def test_a_journal_that_cannot_be_opened_is_left_where_it_is(tmp_path: Path) -> None:
+    """A full disk, or rights that changed, is no damage: nothing is moved, and boot says why it cannot go on."""
+    (tmp_path / "journal.db").mkdir()
+    with pytest.raises(OSError, match="cannot be used: unable to open database file"):
+        opened(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["journal.db", "journal.lock"]
+    (tmp_path / "journal.db").rmdir()
+    file, _ = opened(tmp_path)  # the lock was given back
+    file.close()
+
+
 def test_one_damaged_context_does_not_take_the_others_along(tmp_path: Path) -> None:
     write(tmp_path, *[r for n in (1, 2, 3) for r in (record(n, f"n{n}"), LogRecord(n, 0, ints([n] * 8)))])
     db = sqlite3.connect(tmp_path / "journal.db")

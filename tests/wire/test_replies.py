@@ -32,6 +32,40 @@ def test_pipelined_text_then_generate(serve: Any) -> None:
     assert third.result().tokens_total == 12
 
 
+def test_case_44_a_reused_id_is_never_hit_by_a_late_abort(serve: Any) -> None:
+    """Abort request X and at once send X again, 100 times; and X twice at once: its duplicate cannot be taken for its answer."""
+    served = serve(frames=256, window_tokens=1024)
+    raw, x = served.raw(), 7
+    raw.call(1, N["hello"], ["t", 2])
+    raw.read()
+    raw.call(2, N["alloc_context"], [])
+    ctx = raw.read()[2][0]
+    raw.call(3, N["append"], [ctx, b"\1\0\0\0" * 3])
+    raw.read()
+    length, other = 3, 100
+    for _ in range(100):
+        raw.call(x, N["generate"], [ctx, 500, *[0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, [], b"", True, False]])
+        raw.call(x, N["uname"], [])  # the same id, still outstanding
+        raw.call(other, N["cancel"], [x])
+        raw.call(other + 1, N["cancel"], [x])  # late: X has ended by then, or ends once
+        answers = [raw.read() for _ in range(4)]
+        by_id = {answer[0]: answer for answer in answers}
+        assert by_id[0][1] == E.EINVAL and by_id[0][2]["request"] == x
+        assert by_id[x][1] == 0 and by_id[x][2][0] == "cancelled"
+        assert by_id[other][1] == 0 and by_id[other + 1][1] in (0, E.ENOENT)
+        assert by_id[x][2][4] == length + len(by_id[x][2][1]) // 4
+        length = by_id[x][2][4]
+        raw.call(x, N["generate"], [ctx, 1, *[0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, [], b"", True, False]])
+        answer = raw.read()
+        assert (answer[0], answer[1], answer[2][0]) == (x, 0, "length"), "the new X is whole"
+        length += 1
+        other += 2
+        if length > 800:
+            raw.call(other, N["truncate"], [ctx, 3])
+            raw.read()
+            length, other = 3, other + 1
+
+
 def test_other_connections_do_not_wait_for_a_text_job(serve: Any) -> None:
     served = serve(text_ms=400)
     slow, quick = served.connect(), served.connect()

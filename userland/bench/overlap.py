@@ -39,7 +39,7 @@ NVME: Final = "1GiB"
 SIM_BYTES_S: Final = 400_000_000  # of the rate-limited tier
 SIM: Final = "sim"
 FEWEST: Final = 16  # new tokens tried, and
-MOST: Final = 1024
+MOST: Final = 512
 TARGET: Final = 1.10
 CONTROL: Final = 1.6
 SEED: Final = 7
@@ -67,24 +67,24 @@ class Resumed:
         self._draw = random.Random(SEED)
         self._vocabulary = range(64, ours.uname.vocab_tokens)
         self.context: Context = ours.client.alloc_context()
+        self.block_tokens = ours.uname.block_tokens
         self.context.append(tokens=self._some(tokens))
-        self.first_token([])
+        self.context.forward(1)  # answers when the whole prompt is computed
 
     def _some(self, n: int) -> list[int]:
         return self._draw.choices(self._vocabulary, k=n)
 
-    def first_token(self, new: Sequence[int]) -> float:
-        """Append (nothing, when empty) and take one token; seconds.  The context is as before afterwards."""
+    def first_token(self, context: Context, new: Sequence[int]) -> float:
+        """Append (nothing, when empty) and take one token; seconds."""
         began = time.perf_counter()
         if new:
-            self.context.append(tokens=new)
-        stream = self.context.stream(1, ignore_eos=True)
+            context.append(tokens=new)
+        stream = context.stream(1, ignore_eos=True)
         for _ in stream:
             break
         seconds = time.perf_counter() - began
         if len(unpack_ids(stream.result().tokens)) != 1:
             raise BenchError("no token came")
-        self.context.truncate(self.tokens)
         return seconds
 
     def prefetch(self) -> float:
@@ -96,15 +96,29 @@ class Resumed:
         return seconds
 
     def down_to(self, tier: str) -> None:
+        """Error: BenchError unless all of it is in that tier and in no faster one."""
         moved = self.system.demote(self.context.handle, tier)
-        if moved.failed_blocks:
-            raise BenchError(f"{moved.failed_blocks} blocks did not go to {tier}")
-
-    def computed(self) -> int:
-        return self.context.stat().usage.computed_tokens
+        if moved.failed_blocks or moved.resident_blocks < self.tokens // self.block_tokens:
+            raise BenchError(
+                f"of {self.tokens} tokens {moved.resident_blocks} blocks went to {tier} and no other has them"
+            )
 
     def compute(self, n: int) -> float:
-        return self.first_token(self._some(n))
+        """n new tokens and the first one of the answer, in a fork whose own blocks are gone afterwards; the context is
+        in hbm then, wherever it was.  Error: BenchError when more than the new tokens was computed.
+
+        Blocks that stayed would be children of the context's last one, which then could not leave.
+        """
+        (fork,) = self.context.fork()
+        new = self._some(n)
+        seconds = self.first_token(fork, new)
+        spent = fork.stat().usage.computed_tokens
+        self.prefetch()
+        self.system.evict(fork.handle)
+        fork.release()
+        if spent > n + 1:  # the last token may be computed twice
+            raise BenchError(f"{spent} tokens were computed for {n} new ones: it was not loaded")
+        return seconds
 
     def memory(self, tier: str) -> float:
         self.down_to(tier)
@@ -126,16 +140,10 @@ class Resumed:
         compute = self.compute(n)
         memory = self.memory(tier)
         self.down_to(tier)
-        before = self.computed()
         effective = self.compute(n)
-        spent = self.computed() - before
-        if spent > n + 1:  # the last token may be computed twice
-            raise BenchError(f"{spent} tokens were computed for {n} new ones: it was not loaded")
         self.down_to(tier)
-        began = time.perf_counter()
-        self.prefetch()
-        self.compute(n)
-        return Turn(compute, memory, effective, time.perf_counter() - began)
+        sequential = self.prefetch() + self.compute(n)
+        return Turn(compute, memory, effective, sequential)
 
 
 def measure(resumed: Resumed, tier: str, rounds: int, say: Callable[[str], None]) -> tuple[int, list[Turn]]:
@@ -146,7 +154,7 @@ def measure(resumed: Resumed, tier: str, rounds: int, say: Callable[[str], None]
     return n, turns
 
 
-def rows_of(tier: str, label: str, n: int, turns: Sequence[Turn]) -> list[Row]:
+def rows_of(label: str, n: int, turns: Sequence[Turn]) -> list[Row]:
     """T_effective against max(T_compute, T_memory), with its parts; then the control."""
     medians = Turn(*(statistics.median(column) * 1e3 for column in zip(*turns, strict=True)))
     case = f"{label}, {n} new tokens"
@@ -171,13 +179,13 @@ def run(
         with booted(model, directory, HBM_BYTES, [*flags, "--nvme", NVME]) as ours:
             for tier in (tier for tier in tiers if tier != SIM):
                 label = "dram (emulated: one memory)" if tier == "dram" else tier
-                rows += rows_of(tier, label, *measure(Resumed(ours, tokens), tier, rounds, say))
+                rows += rows_of(label, *measure(Resumed(ours, tokens), tier, rounds, say))
         if SIM in tiers:
             settings = json.dumps({"read_bytes_s": bytes_s})
             with booted(model, directory, HBM_BYTES, [*flags, "--sim-tier", f"512MiB,{settings}"]) as ours:
                 tier = next((row.tier for row in ours.client.tiers().tiers if row.tier not in ("hbm", "dram")), "")
                 label = f"simulated, {bytes_s / 1e9:.1f} GB/s"
-                rows += rows_of(tier, label, *measure(Resumed(ours, tokens), tier, rounds, say))
+                rows += rows_of(label, *measure(Resumed(ours, tokens), tier, rounds, say))
     return rows
 
 

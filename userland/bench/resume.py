@@ -90,8 +90,9 @@ class Resumer:
         began = time.perf_counter()
         moved = self.system.demote(self.context.handle, tier)
         seconds = time.perf_counter() - began
-        if moved.failed_blocks:
-            raise BenchError(f"{moved.failed_blocks} blocks did not go to {tier}")
+        blocks = self.context.stat().tokens // self.system.uname().block_tokens
+        if moved.failed_blocks or moved.resident_blocks < blocks:
+            raise BenchError(f"{moved.resident_blocks} of {blocks} blocks went to {tier} and no faster tier has them")
         return seconds
 
     def forget(self) -> None:

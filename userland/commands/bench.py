@@ -13,6 +13,8 @@ BENCHES: Final = {
     "syscall": "What a system call costs, against a raw socket echo in the same run.",
     "decode": "Prefill and decode tokens/s, against the machine's limits and other engines.",
     "tiers": "How fast frames move between tiers, against memcpy and fio.",
+    "resume": "Time to first token of a long context by where its KV is, against llama.cpp's slot restore.",
+    "overlap": "Whether loading a context hides behind computing its new tokens.",
 }
 
 bench = typer.Typer(

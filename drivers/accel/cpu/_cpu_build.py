@@ -51,6 +51,7 @@ ffi.cdef(
     int ax_op_rms_norm(int isa, const float *x, const float *weight, float eps, int m, int n, float *y);
     int ax_op_silu_mul(int isa, const float *gate, const float *up, int n, float *y);
     int ax_op_rope(int isa, float *x, const float *cosine, const float *sine, int m, int head_dim);
+    int ax_op_log_sums(int isa, const float *x, int m, int n, double *sums, int32_t *best);
     """
 )
 ffi.set_source(

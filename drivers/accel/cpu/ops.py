@@ -1,4 +1,4 @@
-"""Instruction sets of the CPU engine, and its single kernels on numpy arrays (for tests and measurements).
+"""Instruction sets of the CPU engine, and its single kernels on numpy arrays (for the sampler, tests and measurements).
 
 The forward pass does not come through here: `attnix.drivers.accel.model` makes one C call per pass.
 """
@@ -15,6 +15,8 @@ import numpy.typing as npt
 from ._cpu import ffi, lib
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
 U16 = npt.NDArray[np.uint16]
 
 DTYPE_CODES = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -90,6 +92,20 @@ def rope(x: F32, cosine: F32, sine: F32, *, isa: Isa) -> F32:
     cosine, sine = np.ascontiguousarray(cosine, np.float32), np.ascontiguousarray(sine, np.float32)
     lib.ax_op_rope(isa, _f32(y), _f32(cosine), _f32(sine), y.shape[0], y.shape[1])
     return y
+
+
+def log_sums(x: F32, *, isa: Isa) -> tuple[F64, I32]:
+    """log(sum(exp(row))) of each row, and the lowest index of its largest value.
+
+    x   [M, N]  f32
+    ->  [M]     f64   NaN for a row with a NaN or without a finite largest; off by some 1e-6 from the true one
+        [M]     i32
+    """
+    x = np.ascontiguousarray(x, np.float32)
+    sums, best = np.empty(len(x), np.float64), np.empty(len(x), np.int32)
+    to = ffi.cast("double *", ffi.from_buffer(sums)), ffi.cast("int32_t *", ffi.from_buffer(best))
+    lib.ax_op_log_sums(isa, _f32(x), x.shape[0], x.shape[1], *to)
+    return sums, best
 
 
 def _f32(array: F32) -> Any:

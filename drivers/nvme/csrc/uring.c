@@ -46,16 +46,18 @@ int ax_ring_fd(const ax_ring *r)
     return r->ring.ring_fd;
 }
 
-/* 0, or a negative errno (ENOMEM: more than RLIMIT_MEMLOCK), and then nothing is registered. */
-int ax_ring_register(ax_ring *r, const uint64_t *addresses, const uint64_t *bytes, unsigned n)
+/* Room for registered buffers, none of them there yet: 0 or a negative errno. */
+int ax_ring_table(ax_ring *r, unsigned buffers)
 {
-    struct iovec vectors[AX_MAX_BUFFERS];
-    if (n > AX_MAX_BUFFERS) return -E2BIG;
-    for (unsigned i = 0; i < n; i++) {
-        vectors[i].iov_base = (void *)(uintptr_t)addresses[i];
-        vectors[i].iov_len = bytes[i];
-    }
-    return io_uring_register_buffers(&r->ring, vectors, n);
+    return io_uring_register_buffers_sparse(&r->ring, buffers);
+}
+
+/* 0, or a negative errno (ENOMEM: more than RLIMIT_MEMLOCK), and then that buffer is not registered. */
+int ax_ring_register(ax_ring *r, unsigned index, uint64_t address, uint64_t bytes)
+{
+    struct iovec vector = {.iov_base = (void *)(uintptr_t)address, .iov_len = bytes};
+    int done = io_uring_register_buffers_update_tag(&r->ring, index, &vector, NULL, 1);
+    return done == 1 ? 0 : done < 0 ? done : -EIO;
 }
 
 static void prepare(struct io_uring_sqe *sqe, struct iovec *vectors, const ax_io *io)

@@ -23,11 +23,12 @@ enum { AX_IO_READ = 0, AX_IO_WRITE = 1, AX_IO_SYNC = 2 };
 ax_ring *ax_ring_open(unsigned depth, int *error);
 void ax_ring_close(ax_ring *ring);
 int ax_ring_fd(const ax_ring *ring);
-int ax_ring_register(ax_ring *ring, const uint64_t *addresses, const uint64_t *bytes, unsigned n);
+int ax_ring_table(ax_ring *ring, unsigned buffers);
+int ax_ring_register(ax_ring *ring, unsigned index, uint64_t address, uint64_t bytes);
 int ax_ring_submit(ax_ring *ring, const ax_io *ios, int n);
 int ax_ring_reap(ax_ring *ring, uint64_t *users, int32_t *results, int room, int wait);
 /* END */
 
-enum { AX_HEAD_BYTES = 4096, AX_MAX_BUFFERS = 1024 };
+enum { AX_HEAD_BYTES = 4096 };
 
 #endif

@@ -18,10 +18,11 @@ int64_t ax_waited_ns(const ax_engine *e);
 int ax_error_detail(const ax_engine *e);
 void ax_phase_ns(ax_engine *e, int64_t *ns);
 
-/* ops.c: single kernels, for tests and benches */
+/* ops.c: single kernels, for the sampler, tests and benches */
 int ax_op_linear(int isa, int mr, const float *x, int m, int k, const void *weight, int dtype, int n, float *y);
 int ax_op_rms_norm(int isa, const float *x, const float *weight, float eps, int m, int n, float *y);
 int ax_op_silu_mul(int isa, const float *gate, const float *up, int n, float *y);
 int ax_op_rope(int isa, float *x, const float *cosine, const float *sine, int m, int head_dim);
+int ax_op_log_sums(int isa, const float *x, int m, int n, double *sums, int32_t *best);
 
 #endif

@@ -111,6 +111,7 @@ typedef struct { /* the kernels of one instruction set */
     void (*rope)(float *x, const float *cosine, const float *sine, int head_dim);
     void (*to_bf16)(const float *x, uint16_t *y, int n);
     float (*to_int8)(const float *x, int8_t *y, int n);
+    double (*log_sum)(const float *x, int n, int32_t *best);
     void (*attend)(ax_engine *e, int layer, const ax_task *task, const ax_task *follower, ax_scratch *s);
     void (*merge)(ax_engine *e, const ax_task *task, ax_scratch *s);
 } ax_kernels;

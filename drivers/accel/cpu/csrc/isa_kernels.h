@@ -190,6 +190,41 @@ static void silu_block(const float *c, int dtype, const ax_rows *rows, int block
     }
 }
 
+/* log(sum(exp(x))) of a row of logits, and the lowest index of its largest.  NaN when that is not a finite number, as with any
+ * NaN in the row.  A stretch is summed in float32 lanes, the stretches in float64. */
+static double log_sum(const float *x, int n, int32_t *best) {
+    enum { STRETCH = 64 * AX_VL };
+    const float log2e = 1.4426950408889634f;
+    float peak = -__builtin_inff(), rest[AX_VL];
+    int whole = n / AX_VL * AX_VL, found = 0, bad = 0;
+    for (int i = 0; i < AX_VL; i++) rest[i] = whole + i < n ? x[whole + i] : -__builtin_inff();
+    vi unordered = (vi)(vload(rest) != vload(rest));
+    for (int from = 0; from < n; from += STRETCH) {
+        vf top = from + STRETCH < whole ? vsplat(-__builtin_inff()) : vload(rest);
+        int end = whole - from < STRETCH ? whole : from + STRETCH;
+        for (int i = from; i < end; i += AX_VL) {
+            vf v = vload(x + i);
+            top = vmax(top, v);
+            unordered |= (vi)(v != v);
+        }
+        float here = vhmax(top);
+        if (here > peak) peak = here, found = from;
+    }
+    for (int i = 0; i < AX_VL; i++) bad |= unordered[i];
+    *best = 0;
+    if (bad || !(__builtin_fabsf(peak) < __builtin_inff())) return __builtin_nan("");
+    while (x[found] != peak) found++;
+    *best = found;
+    double sum = (double)vhsum(vexp2((vload(rest) - peak) * log2e));
+    for (int from = 0; from < whole; from += STRETCH) {
+        vf part = {0};
+        int end = whole - from < STRETCH ? whole : from + STRETCH;
+        for (int i = from; i < end; i += AX_VL) part += vexp2((vload(x + i) - peak) * log2e);
+        sum += (double)vhsum(part);
+    }
+    return (double)peak + __builtin_log(sum);
+}
+
 /* Rotary embedding of one head, halves paired (i, i + D/2)  (arXiv 2104.09864, Hugging Face's layout) */
 static void rope(float *x, const float *cosine, const float *sine, int head_dim) {
     int half = head_dim / 2, i = 0;
@@ -210,6 +245,6 @@ static void rope(float *x, const float *cosine, const float *sine, int head_dim)
 const ax_kernels AX_NAME(ax_kernels) = {
     .max_mr = MAX_MR,
     .product = {AX_EACH_MR(product_f32_), AX_EACH_MR(product_bf16_)},
-    .rms_norm = rms_norm, .store_row = store_row, .silu_block = silu_block, .rope = rope, .to_bf16 = to_bf16, .to_int8 = to_int8,
+    .rms_norm = rms_norm, .store_row = store_row, .silu_block = silu_block, .rope = rope, .to_bf16 = to_bf16, .to_int8 = to_int8, .log_sum = log_sum,
     .attend = attend, .merge = merge,
 };

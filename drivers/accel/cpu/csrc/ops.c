@@ -1,4 +1,5 @@
-/* Single kernels of one instruction set on plain arrays, so that each can be tested against a reference by itself. */
+/* Single kernels of one instruction set on plain arrays: for the sampler, and so that each can be tested against a reference
+ * by itself. */
 #include "api.h"
 
 #include <stdlib.h>
@@ -67,5 +68,11 @@ int ax_op_rope(int isa, float *x, const float *cosine, const float *sine, int m,
     for (int i = 0; i < m; i++)
         table_of(isa)->rope(x + (size_t)i * (size_t)head_dim, cosine + (size_t)i * (size_t)(head_dim / 2),
                             sine + (size_t)i * (size_t)(head_dim / 2), head_dim);
+    return AX_OK;
+}
+
+/* Of each row of x[m, n]: log(sum(exp)), NaN without a finite largest, and the index of the largest. */
+int ax_op_log_sums(int isa, const float *x, int m, int n, double *sums, int32_t *best) {
+    for (int i = 0; i < m; i++) sums[i] = table_of(isa)->log_sum(x + (size_t)i * (size_t)n, n, &best[i]);
     return AX_OK;
 }

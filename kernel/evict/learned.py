@@ -1,0 +1,251 @@
+"""The default: learn when blocks come back, and evict what is worth least per second that it stays.
+
+A block that stays costs a frame for as long as it stays, and is worth what it would cost to have it back, if it is used.  So the
+worth of a leaf is
+
+    cost to have it back [ns]  x  the best over all horizons h of  P(used within h) / E[time until used or h]
+
+given its class and its age (time since its last use).  The second factor is a Gittins index (Gittins 1979); without the choice of the
+horizon it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 2018).  It can rise with age, as for a tool that takes its
+time, or fall, as for a person who does not answer.  The worst of 64 sampled leaves goes, with the blocks above it that are like it.
+
+**Estimation.**  Per class one hazard rate (uses per second of age) for each half octave of age: uses seen / time under
+observation, so that blocks which have not come back yet count for as long as they have not.  Observed are blocks whose key
+falls into a fixed share of all keys (SHARDS, Waldspurger et al., FAST 2015), *whether they are still resident or not*: what the policy
+evicts, it goes on learning about.  The share halves whenever more than RECORDS are under observation.
+
+**Classes** form a tree: all, how the last turn ended (and which tool), how often it was found, which turn.  Where a class has few
+observations it takes the rates of the class above it, times the ratio of its uses to those that the rates above foretold,
+weighted as CLASS_PRIOR observations; at the root stands a rate that falls
+as 1/age, under which this policy is LRU.
+
+**Etas.**  Where somebody said when a block will be wanted, its age counts from that moment; r seconds before it, the index
+is 1 / (r + 1 / index at that moment).  How far etas can be trusted is thus learned like everything else.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import exp
+from typing import Final
+
+from .cost import cost_ns
+from .protocol import BlockView, Fact
+from .sampled import SAMPLE, draw, take_ranked
+
+FIRST_EDGE_NS: Final = 1_000_000_000
+EDGES_NS: Final = tuple(int(FIRST_EDGE_NS * 2 ** (i / 2)) for i in range(25))  # 1 s .. 68 min
+STARTS_NS: Final = (0, *EDGES_NS)
+BUCKETS: Final = len(STARTS_NS)
+WIDTHS_S: Final = tuple((b - a) / 1e9 for a, b in zip(STARTS_NS, (*EDGES_NS, 2 * EDGES_NS[-1]), strict=True))
+FORGET_NS: Final = 2 * EDGES_NS[-1]
+ROOT_RATES: Final = tuple(0.2 / (start / 1e9 + 1.0) for start in STARTS_NS)
+ROOT_PRIOR: Final = 16.0  # observations
+CLASS_PRIOR: Final = 8.0
+RECORDS: Final = 1024
+MEMORY: Final = 1 << 17  # observations of a class, in buckets passed; beyond, all halve
+PRIORITY_DOUBLES: Final = 10  # points of `advise` priority that double a block's worth
+LEAVES_A_DRAW: Final = 8  # of 64: the worst eighth
+
+
+class Curve:
+    """What is known of one class: uses and time under observation per bucket of age."""
+
+    def __init__(self, above: Curve | None) -> None:
+        self.above = above
+        self.uses = [0.0] * BUCKETS
+        self.risk_s = [0.0] * BUCKETS
+        self.rates: tuple[float, ...] = ()
+        self.index: tuple[float, ...] = ()
+        self.seen = 0  # buckets passed when rates and index were worked out
+        self.fresh = 0  # and since
+
+    def enter(self, bucket: int) -> None:
+        """A block reached this age: its time in the bucket counts in full until `use` gives some back."""
+        curve: Curve | None = self
+        while curve is not None:
+            curve.risk_s[bucket] += WIDTHS_S[bucket]
+            curve.fresh += 1
+            curve = curve.above
+
+    def use(self, bucket: int, age_ns: int) -> None:
+        """It was used in the bucket that it had entered."""
+        unspent_s = max(0.0, WIDTHS_S[bucket] - (age_ns - STARTS_NS[bucket]) / 1e9)
+        curve: Curve | None = self
+        while curve is not None:
+            curve.risk_s[bucket] -= unspent_s
+            curve.uses[bucket] += 1.0
+            curve.fresh += 1
+            curve = curve.above
+
+    def at(self, bucket: int) -> float:
+        """The index of a block of this age, per second.  Worked out anew when a quarter more has been seen."""
+        if not self.index or self.fresh > 32 + self.seen // 4:
+            self._work_out()
+        return self.index[bucket]
+
+    def _work_out(self) -> None:
+        if self.above is None:
+            prior, weight = ROOT_RATES, ROOT_PRIOR
+        else:
+            self.above.at(0)
+            weight = CLASS_PRIOR
+            expected = sum(risk * rate for risk, rate in zip(self.risk_s, self.above.rates, strict=True))
+            ratio = (sum(self.uses) + weight) / (expected + weight)
+            prior = tuple(rate * ratio for rate in self.above.rates)
+        self.rates = tuple(
+            (uses + weight * width * rate) / (risk + weight * width)
+            for uses, risk, width, rate in zip(self.uses, self.risk_s, WIDTHS_S, prior, strict=True)
+        )
+        used = [1.0 - exp(-rate * width) for rate, width in zip(self.rates, WIDTHS_S, strict=True)]
+        stay = [u / rate if rate > 1e-12 else width for u, rate, width in zip(used, self.rates, WIDTHS_S, strict=True)]
+        index = []
+        for bucket in range(BUCKETS):
+            left, gain, spent, best = 1.0, 0.0, 0.0, 0.0
+            for later in range(bucket, BUCKETS):
+                gain += left * used[later]
+                spent += left * stay[later]
+                left -= left * used[later]
+                best = max(best, gain / spent)
+            index.append(best)
+        self.index = tuple(index)
+        self.seen += self.fresh
+        self.fresh = 0
+        if self.seen > MEMORY:
+            self.seen //= 2
+            self.uses = [uses / 2 for uses in self.uses]
+            self.risk_s = [risk / 2 for risk in self.risk_s]
+
+
+class Record:
+    """A key under observation: its class, when its age began, the last bucket of age that it entered (-1: none yet)."""
+
+    __slots__ = ("bucket", "curve", "since_ns")
+
+    def __init__(self, since_ns: int, curve: Curve) -> None:
+        self.since_ns = since_ns
+        self.curve = curve
+        self.bucket = -1
+
+    def enter(self, bucket: int) -> None:
+        while self.bucket < bucket:
+            self.bucket += 1
+            self.curve.enter(self.bucket)
+
+    def use(self, now_ns: int) -> None:
+        age_ns = max(0, now_ns - self.since_ns)
+        self.enter(bisect_right(EDGES_NS, age_ns))
+        self.curve.use(self.bucket, max(age_ns, STARTS_NS[self.bucket]))
+
+
+class Learned:
+    name = "learned"
+    listens = True
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.curves: dict[tuple[int, ...], Curve] = {}
+        self.records: dict[int, Record] = {}
+        self.share = 0  # keys whose last `share` bits are 0 are observed
+        self.expected: list[tuple[int, int]] = []  # heap of (due, key): their age has not begun
+        self.waiting: list[deque[tuple[int, int]]] = [
+            deque() for _ in range(BUCKETS)
+        ]  # (since, key), per bucket of age
+
+    def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
+        found: dict[int, None] = {}
+        for _ in range(1 + want // LEAVES_A_DRAW):
+            self.calls += 1
+            leaves, facts = draw(view, device, self.calls)
+            ranked = sorted(
+                (self.worth(view, device, fact), fact.used_ns, leaf)
+                for leaf, fact in zip(leaves, facts, strict=True)
+                if leaf not in found
+            )
+            most = LEAVES_A_DRAW if len(leaves) == SAMPLE else SAMPLE
+            found.update(dict.fromkeys(take_ranked(view, device, ranked[:most], want - len(found))))
+            if len(found) >= want or len(leaves) < SAMPLE:
+                break
+        return list(found)
+
+    def worth(self, view: BlockView, device: int, fact: Fact) -> float:
+        """Nanoseconds saved per second that the block stays."""
+        curve = self._curve(fact)
+        if fact.due_ns > view.now_ns:
+            ahead_s = (fact.due_ns - view.now_ns) / 1e9
+            index = 1.0 / (ahead_s + 1.0 / max(1e-9, curve.at(0)))
+        else:
+            age_ns = view.now_ns - max(fact.used_ns, fact.due_ns)
+            index = curve.at(bisect_right(EDGES_NS, age_ns))
+        return index * cost_ns(view, device, fact) * 2.0 ** ((fact.priority - 50) / PRIORITY_DOUBLES)
+
+    def inserted(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        self._came_back(view, blocks)
+
+    def used(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        self._came_back(view, blocks)
+
+    def ended(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
+        now_ns = view.now_ns
+        self._grow_older(now_ns)
+        mask = (1 << self.share) - 1
+        chosen = [(key, block) for key, block in zip(view.keys(blocks), blocks, strict=True) if not key & mask]
+        for (key, _), fact in zip(chosen, view.facts([block for _, block in chosen]), strict=True):
+            self.records[key] = Record(max(now_ns, fact.due_ns), self._curve(fact))
+            if fact.due_ns > now_ns:
+                heappush(self.expected, (fact.due_ns, key))
+            else:
+                self._begin(now_ns, key)
+        if len(self.records) > RECORDS:
+            self.share += 1
+            mask = (1 << self.share) - 1
+            self.records = {key: record for key, record in self.records.items() if not key & mask}
+
+    def removed(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...
+
+    def _curve(self, fact: Fact) -> Curve:
+        path = (int(fact.due_ns > 0), fact.kind, min(3, fact.hits), min(3, fact.turn.bit_length()))
+        curve = self.curves.get(path)
+        if curve is None:
+            for level in range(1, len(path) + 1):
+                above, curve = curve, self.curves.get(path[:level])
+                if curve is None:
+                    curve = self.curves[path[:level]] = Curve(above)
+        assert curve is not None
+        return curve
+
+    def _begin(self, since_ns: int, key: int) -> None:
+        self.records[key].enter(0)
+        self.waiting[0].append((since_ns, key))
+
+    def _came_back(self, view: BlockView, blocks: Sequence[int]) -> None:
+        now_ns = view.now_ns
+        self._grow_older(now_ns)
+        mask = (1 << self.share) - 1
+        records = self.records
+        for key in view.keys(blocks):
+            if not key & mask and key in records:
+                records.pop(key).use(now_ns)
+
+    def _grow_older(self, now_ns: int) -> None:
+        """Blocks under observation enter the buckets of age that they have reached."""
+        while self.expected and self.expected[0][0] <= now_ns:
+            since_ns, key = heappop(self.expected)
+            record = self.records.get(key)
+            if record is not None and record.since_ns == since_ns:
+                self._begin(since_ns, key)
+        for bucket, edge_ns in enumerate((*EDGES_NS, FORGET_NS)):
+            row = self.waiting[bucket]
+            while row and row[0][0] + edge_ns <= now_ns:
+                since_ns, key = row.popleft()
+                record = self.records.get(key)
+                if record is None or record.since_ns != since_ns:
+                    continue  # it came back
+                if bucket + 1 == BUCKETS:
+                    del self.records[key]
+                else:
+                    record.enter(bucket + 1)
+                    self.waiting[bucket + 1].append((since_ns, key))
