@@ -203,7 +203,21 @@ class Pager:
             self._drop_some(behind, shortage_frames, "waiting")
             or self._drop_held(shortage_frames)
             or self._drop_some((oldest,), shortage_frames, "waiting")
+            or self._break_pins(oldest, shortage_frames)
         )
+
+    def _break_pins(self, oldest: Context, shortage_frames: int) -> bool:
+        """A pin is a wish, not a way to stop the machine: when the oldest job fits no other way, pins end, newest first."""
+        if self.waits:
+            return False
+        pinned = [c for c in self._m.contexts_of(self._device.index) if self._m.tiers.pinned(c) and c is not oldest]
+        for context in reversed(pinned):
+            context.pinned_until_ns = 0
+            self._m.count("pins_broken")
+            self._m.log("warning", f"context {context.cid} is pinned no more: context {oldest.cid} has no other room")
+            if self._drop_some((context,), shortage_frames, "pinned"):
+                return True
+        return False
 
     def _drop_held(self, shortage_frames: int) -> bool:
         """Stopped and paused contexts, newest first."""

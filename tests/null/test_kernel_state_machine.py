@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from attnix.drivers.sim_memory import SimTier
 from attnix.drivers.sim_model import SamplingChoice, reference_distribution, reference_scores, reference_tokens
+from attnix.drivers.stored import Gates
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import ExecDone, Pause, Resume, StopAt
+from attnix.kernel.events import Exec, ExecDone, Pause, Resume, StopAt, TransferDone
+from attnix.kernel.tag import GATE_FAILED, gate_value
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
 
@@ -89,12 +92,14 @@ class KernelMachine(RuleBasedStateMachine):
     devices: ClassVar[int] = 1
     core: ClassVar[CoreMaker] = TwinCore
     hash_bits: ClassVar[int] = 128
+    tiers: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         super().__init__()
         self.system = SimulatedSystem(
             frames=FRAMES, block_tokens=BLOCK, window_tokens=WINDOW, devices=self.devices, core=self.core,
             hash_bits=self.hash_bits, max_contexts=10, sysctl={"sched.step_tokens": 9, "sched.max_running": 4},
+            **self.tiers,
         )  # fmt: skip
         self.clients: list[SimulatedClient] = []
         self.contexts: list[Mirror] = []
@@ -344,7 +349,10 @@ class KernelMachine(RuleBasedStateMachine):
     def completion_repeats(self, device: int) -> None:
         device %= self.devices
         if self.system.pending[device]:
-            done = self.system.devices[device].execute(self.system.pending[device].popleft())
+            effect = self.system.pending[device][0]
+            if isinstance(effect, Exec) and not self.system.devices[device].is_open(effect):
+                return
+            done = self.system.perform(self.system.pending[device].popleft())
             self.system.step(done)
             self.system.step(done)
 
@@ -497,6 +505,100 @@ class KernelMachine(RuleBasedStateMachine):
             assert self.system.available(device) == FRAMES, "frames leaked"
 
 
+class Hierarchy(KernelMachine):
+    """The same with tiers whose drivers fail, delay, lose, repeat and corrupt: the answers stay right, nobody gets an error,
+    no frame under I/O is used for anything else (the simulated devices check every header and checksum)."""
+
+    core: ClassVar[CoreMaker] = Core
+    tiers: ClassVar[dict[str, Any]] = {"dram": 7, "nvme": 12}
+
+    @rule(which=st.integers(0, 9), count=st.integers(1, 6))
+    @precondition(lambda self: self.busy())
+    def transfers_end(self, which: int, count: int) -> None:
+        device = which % len(self.system.devices)
+        for _ in range(count):
+            self.system.tick(device)
+
+    @rule(which=st.integers(0, 9), mask=st.integers(0, 255), code=st.sampled_from([E.EIO, E.ECORRUPT, E.ENOSPC, E.ENOENT]))
+    @precondition(lambda self: self.busy())
+    def transfer_fails(self, which: int, mask: int, code: E) -> None:
+        """Some items of the oldest transfer of a device fail; the others are done."""
+        device = which % len(self.system.devices)
+        queue = self.system.pending[device]
+        if not queue or isinstance(queue[0], Exec):
+            return
+        effect = queue.popleft()
+        done = self.system.perform(effect)
+        assert isinstance(done, TransferDone)
+        failed = {k: code for k in range(len(effect.pairs) // 8) if mask >> k & 1} | dict(done.failed)
+        if effect.gate >= 0 and failed:
+            Gates(self.system.gates)[effect.gate] = gate_value(effect.ticket, GATE_FAILED)
+        self.system.step(done._replace(failed=tuple(failed.items())))
+
+    @rule(device=st.integers(0, 9), wrote=st.booleans())
+    def tier_dies(self, device: int, wrote: bool) -> None:
+        below = [d for d, x in enumerate(self.system.devices) if isinstance(x, SimTier)]
+        if below:
+            self.system.kill_driver(below[device % len(below)], wrote)
+
+    @rule(where=st.integers(0, 1 << 20), bit=st.integers(0, 7))
+    def bit_rot(self, where: int, bit: int) -> None:
+        """In a stored frame of dram or of a tier, header or payload."""
+        tier = next((x for x in self.system.devices if isinstance(x, SimTier) and x.frames), None)
+        if tier is not None and where % 2:
+            frame = tier.frames[sorted(tier.frames)[where % len(tier.frames)]]
+            frame[where % (4096 + 32)] ^= 1 << bit
+        elif self.system.dram:
+            self.system.dram[where % len(self.system.dram)] ^= 1 << bit
+
+    @rule(which=st.integers(0, 9), tier=st.sampled_from(["dram", "nvme"]))
+    def demote(self, which: int, tier: str) -> None:
+        self.ask(which, "demote", tier)
+
+    @rule(which=st.integers(0, 9), tier=st.sampled_from(["hbm", "dram"]), deadline=st.sampled_from([0, 0, 1]))
+    def prefetch(self, which: int, tier: str, deadline: int) -> None:
+        self.ask(which, "prefetch", tier, deadline)
+
+    @rule(which=st.integers(0, 9), name=st.sampled_from(["evict", "pin", "unpin"]))
+    def memory(self, which: int, name: str) -> None:
+        self.ask(which, name)
+
+    @rule(ms=st.integers(1, 3))
+    def time_passes(self, ms: int) -> None:
+        self.system.advance(ms * 1_000_000)
+
+    @rule(which=st.integers(0, 9), advice=st.sampled_from(["willneed", "cold", "dontneed"]))
+    def advise(self, which: int, advice: str) -> None:
+        self.ask(which, "advise", advice)
+
+    @rule(policy=st.sampled_from(["lru", "fifo", "arc", "lfu", "s3fifo"]), write=st.sampled_from(["back", "through", "selective"]))
+    def retune(self, policy: str, write: str) -> None:
+        root = self.system.connect(0)
+        root.result(root.post("sysctl", "evict.policy", policy))
+        root.result(root.post("sysctl", "tier.write", write))
+        self.system.disconnect(root)
+
+    def ask(self, which: int, name: str, *args: object) -> None:
+        mirror = self.pick(which)
+        if mirror is not None:
+            mirror.client.post(name, mirror.ctx, *args)
+
+    def teardown(self) -> None:
+        super().teardown()
+        for d in range(self.devices, len(self.system.kernel.machine.devices)):
+            assert self.system.available(d) == self.system.kernel.machine.devices[d].capacity, f"frames of {d} leaked"
+        assert not self.system.kernel.machine.errands.open
+
+
+class DirectHierarchy(Hierarchy):
+    tiers: ClassVar[dict[str, Any]] = {"dram": 3, "nvme": 20, "direct": True}
+
+
+class TwinHierarchy(Hierarchy):
+    core: ClassVar[CoreMaker] = TwinCore
+    tiers: ClassVar[dict[str, Any]] = {"dram": 4, "nvme": 9, "remote": 5}
+
+
 class TwinMachine(KernelMachine):
     pass
 
@@ -522,6 +624,12 @@ COMMON = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
 
+TestHierarchy = Hierarchy.TestCase
+TestHierarchy.settings = COMMON
+TestDirectHierarchy = DirectHierarchy.TestCase
+TestDirectHierarchy.settings = COMMON
+TestTwinHierarchy = TwinHierarchy.TestCase
+TestTwinHierarchy.settings = settings(COMMON, max_examples=60)
 TestTwin = TwinMachine.TestCase
 TestTwin.settings = settings(COMMON, max_examples=60)
 TestCore = CoreMachine.TestCase
