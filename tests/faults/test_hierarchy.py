@@ -5,12 +5,14 @@ it, so one wrong frame is a wrong answer.  The right ones come from the token li
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -241,4 +243,78 @@ def test_tiers_attach_and_detach_while_contexts_go_on(start: Start, tmp_path: Pa
         talk.turn()
         talk.sound()
         assert talk.count("driver_deaths") == 0
+    daemon.end()
+
+
+class Chatter(threading.Thread):
+    """A client that appends, continues, forks, truncates and releases, and compares every answer."""
+
+    def __init__(self, socket: str, seed: int) -> None:
+        super().__init__()
+        self._socket = socket
+        self._random = random.Random(seed)
+        self.answers = 0
+        self.problem: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with connect(self._socket, name="chatter", timeout=DEADLINE_S) as client:
+                self._talk(client)
+        except BaseException as error:
+            self.problem = error
+
+    def _talk(self, client: Client) -> None:
+        draw = self._random
+        held: list[tuple[Context, list[int]]] = []
+        for _ in range(100):
+            what = draw.choice(("new", "fork", "truncate", "release", "generate", "generate", "generate", "generate"))
+            if not held or (what == "new" and len(held) < 6):
+                prompt = [draw.randrange(256) for _ in range(draw.randrange(1, 90))]
+                context = client.alloc_context()
+                context.append(tokens=prompt)
+                held.append((context, prompt))
+                continue
+            n = draw.randrange(len(held))
+            context, log = held[n]
+            if what == "fork" and len(held) < 7:
+                held.append((context.fork(1)[0], list(log)))
+            elif what == "truncate":
+                keep = draw.randrange(1, len(log) + 1)
+                context.truncate(keep)
+                del log[keep:]
+            elif what == "release":
+                held.pop(n)[0].release()
+            elif len(log) < 400:
+                count = draw.randrange(1, 12)
+                answer = array("i", context.generate(count).tokens).tolist()
+                assert answer == reference_tokens(log, count, vocab=256), f"a context of {len(log)} tokens"
+                log += answer
+                self.answers += 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("below", ["nvme", "sim"])
+def test_six_clients_while_drivers_die(start: Start, below: str) -> None:
+    """The simulated tier loads straight into hbm, layer by layer, and fails, loses and rots frames besides."""
+    faults = {"latency_ns": 2_000_000, "fail_items": [30, 77], "flip_items": [50, 90], "lose_items": [60, 140]}
+    tier = ("--nvme", "1MiB") if below == "nvme" else ("--sim-tier", f"1MiB,{json.dumps(faults)}")
+    daemon = start("--hbm", "4KiB", "--dram", "256KiB", *tier, "--sim", '{"ns_per_token": 50000}')
+    chatters = [Chatter(daemon.socket, seed) for seed in range(6)]
+    draw = random.Random(7)
+    with conversing(daemon) as client:
+        for chatter in chatters:
+            chatter.start()
+        kills = 0
+        while any(chatter.is_alive() for chatter in chatters):
+            rows = [row for row in client.tiers().tiers if row.driver_pid and row.state == "up"]
+            if len(rows) == 2:  # both: the next death comes once the last one has been mended
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(draw.choice(rows).driver_pid, signal.SIGKILL)
+                    kills += 1
+            assert client.fsck().problems == ()
+            next((chatter for chatter in chatters if chatter.is_alive()), chatters[0]).join(0.2)
+        assert [chatter.problem for chatter in chatters] == [None] * 6
+        assert all(chatter.answers > 10 for chatter in chatters) and kills >= 3
+        assert client.fsck().problems == ()
+        assert client.vmstat().counters["demoted_blocks"] > 50
     daemon.end()
