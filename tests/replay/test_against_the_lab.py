@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import pytest
 
+from attnix.kernel.evict import registry
 from attnix.kernel.evict.lru import Lru
 from attnix.policy_lab import KINDS, Tape, optimum, run
 from attnix.traces import Request
@@ -57,3 +58,13 @@ def test_with_room_for_everything_nothing_is_lost() -> None:
     result = replay(requests, 10_000, check=False)
     assert result.hit_ratio == pytest.approx(result.bound_hit_ratio, abs=1e-6)
     assert result.recomputed_tokens == 0
+
+
+@pytest.mark.parametrize("policy", registry.BUILT_IN)
+def test_no_policy_beats_belady(policy: str) -> None:
+    """Prompts one after the other and the same order for all: MIN finds at least as much, with one tier and with two."""
+    pytest.importorskip(f"attnix.kernel.evict.{policy}")
+    requests = tree_of_prompts(5, 200)
+    for dram in (0, 40):
+        result = replay(requests, 40, dram=dram, policy=policy, check=False)
+        assert 0.05 < result.hit_ratio <= result.bound_hit_ratio < 1

@@ -27,7 +27,7 @@ def there_and_back() -> list[Request]:
 def test_what_was_demoted_is_loaded_and_not_computed(tiers: dict[str, int], found_in: str) -> None:
     alone = replay(there_and_back(), 5)
     assert alone.recomputed_tokens == 8
-    result = replay(there_and_back(), 5, **tiers)
+    result = replay(there_and_back(), 5, dram=tiers["dram"], nvme=tiers.get("nvme", 0))
     assert result.hit_tokens == {"hbm": 0, **dict.fromkeys(tiers, 0), found_in: 8}
     assert (result.computed_tokens, result.recomputed_tokens) == (28, 0)
     assert result.bound_hit_ratio == pytest.approx(8 / 36, abs=1e-6)
@@ -57,13 +57,22 @@ def _with_slow_promotion(requests: list[Request]) -> Result:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_hierarchy_finds_what_one_tier_of_its_size_would(seed: int) -> None:
-    """Between the share that hbm alone finds and the bound for all frames together; every step passes fsck."""
+    """Between the share that hbm alone finds and the bound for all frames together."""
     requests = tree_of_prompts(seed, 150)
     alone = replay(requests, 40, check=False)
-    result = replay(requests, 40, dram=40, nvme=80)
+    result = replay(requests, 40, dram=40, nvme=80, check=False)
     assert alone.hit_ratio < result.hit_ratio <= result.bound_hit_ratio
     assert result.recomputed_tokens < alone.recomputed_tokens
     assert result.hit_tokens["dram"] > 0 and result.hit_tokens["nvme"] > 0
     assert sum(result.hit_tokens.values()) + result.computed_tokens >= result.prompt_tokens
     again = replay(requests, 40, dram=40, nvme=80, check=False)
     assert again.as_json() == result.as_json()
+
+
+def test_every_step_of_a_crowded_hierarchy_passes_fsck() -> None:
+    """Forty prompts that come faster than they are answered, in 24 frames over 8 over 40: demoted, loaded, dropped."""
+    requests = [r._replace(time_ms=r.time_ms / 100) for r in tree_of_prompts(3, 40)]
+    result = replay(requests, 24, dram=8, nvme=40)
+    assert result.requests == 40
+    assert result.hit_tokens["nvme"] > 0
+    assert result.moved_bytes["nvme0_write"] > 0

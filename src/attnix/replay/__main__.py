@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
     try:
         return _run(args, policies)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
 
