@@ -15,7 +15,7 @@ from attnix.userland.commands import durable
 
 from .conftest import Attnix
 
-ROWS = NamesResult((NameRow("memory/alice", 11, 3, True, "idle", 12_345), NameRow("", 12, 3, False, "suspended", 40)))
+ROWS = NamesResult((NameRow("memory.alice", 11, 3, True, "idle", 12_345), NameRow("", 12, 3, False, "suspended", 40)))
 ANSWERS: dict[str, Any] = {
     "names": ROWS,
     "open": OpenResult(70, 11, 12_345),
@@ -64,11 +64,11 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def test_names_by_hand(system: Recorded, attnix: Attnix) -> None:
-    lines = [line.split() for line in attnix("names", "memory/").out.splitlines()]
-    assert system.asked == [("names", {"prefix": "memory/"})]
+    lines = [line.split() for line in attnix("names", "memory.").out.splitlines()]
+    assert system.asked == [("names", {"prefix": "memory."})]
     assert lines == [
         ["NAME", "CID", "PID", "HELD", "STATE", "TOKENS"],
-        ["memory/alice", "11", "3", "yes", "idle", "12,345"],
+        ["memory.alice", "11", "3", "yes", "idle", "12,345"],
         ["(detached)", "12", "3", "-", "suspended", "40"],
     ]
     assert attnix("names", "--json").json["rows"][1]["state"] == "suspended"

@@ -83,7 +83,8 @@ def snapshot(
         print_json(made)
     else:
         kv = f", {size(made.kv_bytes)} of KV" if made.kv_bytes else ""
-        show(f"{made.contexts} contexts, {count(made.tokens)} tokens, {size(made.file_bytes)}{kv}")
+        contexts = "1 context" if made.contexts == 1 else f"{count(made.contexts)} contexts"
+        show(f"{contexts}, {count(made.tokens)} tokens, {size(made.file_bytes)}{kv}")
 
 
 def restore(
