@@ -84,8 +84,11 @@ class TwinTiers(TwinMapping):
             return []
         pool = self._pools[slot.device]
         f = slot.frames[i]
-        if pool.frames[f].state == LOADING or not there.free or not self._free_blocks:
+        state = pool.frames[f].state
+        if state == LOADING or not there.free or not self._free_blocks:
             return []
+        if state == FILLING and self._blocks[pool.frames[f].block].indexed:
+            return []  # whoever fills it next writes it from its first token on, and need not wait for a copy
         self._leave_tail(slot)
         b = self._free_blocks.pop()
         g = self._alloc_copy(there, b)

@@ -104,6 +104,7 @@ int32_t core_save_tail(Core *core, int32_t s, int32_t target) {
     if (!n || i >= slot->nframes || slot->pending_entry == i || slot->tail_end == slot->computed) return 0;
     int32_t f = slot->frames[i];
     if (pool->frames[f].state == LOADING || !there->nfree || !core->nfree_blocks) return 0;
+    if (pool->frames[f].state == FILLING && pool->frames[f].indexed) return 0; /* whoever fills it next begins at its first token */
     leave_tail(core, slot);
     int32_t b = block_alloc(core);
     TRY(b);

@@ -82,6 +82,7 @@ class CoreMachine(RuleBasedStateMachine):
     tiers: ClassVar[tuple[int, ...]] = ()  # frames of each tier
     hash_bits = 128
     size = 4  # tokens per block
+    calls: ClassVar[list[str]] = CALLS
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,9 +98,9 @@ class CoreMachine(RuleBasedStateMachine):
 
     # One rule, so that hypothesis does not leave kinds of calls out of whole examples (its swarm testing): what finds
     # something here are long sequences of all kinds, with more work than destruction in them.
-    @rule(data=st.data(), what=st.sampled_from(CALLS))
-    def call(self, data: st.DataObject, what: str) -> None:
-        getattr(self, what)(data)
+    @rule(data=st.data())
+    def call(self, data: st.DataObject) -> None:
+        getattr(self, data.draw(st.sampled_from(self.calls)))(data)
 
     # -- what the model knows -----------------------------------------------------------------------------------
 
@@ -468,8 +469,10 @@ class CoreMachine(RuleBasedStateMachine):
     def fail_pass(self, data: st.DataObject) -> None:
         """The pass fails after everything, something or nothing of it was done; what it was writing is garbage."""
         device = self.choose(data, sorted(self.plans))
-        if device is None:
-            return
+        if device is not None:
+            self.fail_on(data, device)
+
+    def fail_on(self, data: st.DataObject, device: int) -> None:
         reach = data.draw(st.integers(0, 3))
         plan = self.plans.pop(device)
         contents = self.contents[device]
@@ -487,7 +490,9 @@ class CoreMachine(RuleBasedStateMachine):
         """The driver died and its frames with it."""
         if data.draw(st.integers(0, 3)):
             return
-        device = data.draw(st.integers(0, self.devices - 1))
+        self.lose_device(data.draw(st.integers(0, self.devices - 1)))
+
+    def lose_device(self, device: int) -> None:
         self.plans.pop(device, None)
         self.frozen.pop(device, None)
         self.contents[device] = [[GARBAGE] * self.size for _ in self.contents[device]]
