@@ -14,7 +14,7 @@ observation, so that blocks which have not come back yet count for as long as th
 falls into a fixed share of all keys (SHARDS, Waldspurger et al., FAST 2015), *whether they are still resident or not*: what the policy
 evicts, it goes on learning about.  The share halves whenever more than RECORDS are under observation.
 
-**Classes** form a tree: all, how the last turn ended (and which tool), how often it was found, which turn.  Where a class has few
+**Classes** form a tree: all, how the last turn ended (and which tool), whether it was found often, which turn.  Where a class has few
 observations it takes the rates of the class above it, times the ratio of its uses to those that the rates above foretold,
 weighted as CLASS_PRIOR observations; at the root stands a rate that falls
 as 1/age, under which this policy is LRU.
@@ -45,7 +45,9 @@ FORGET_NS: Final = 2 * EDGES_NS[-1]
 ROOT_RATES: Final = tuple(0.2 / (start / 1e9 + 1.0) for start in STARTS_NS)
 ROOT_PRIOR: Final = 16.0  # observations
 CLASS_PRIOR: Final = 8.0
-RECORDS: Final = 1024
+RECORDS: Final = 4096
+A_TURN: Final = 32  # of them that one end of a turn begins at most: a long context's blocks fare alike
+HOT: Final = 8  # uses that make a class of their own; finer use counts lost up to 4 points on Mooncake's synthetic mix
 MEMORY: Final = 1 << 17  # observations of a class, in buckets passed; beyond, all halve
 PRIORITY_DOUBLES: Final = 10  # points of `advise` priority that double a block's worth
 LEAVES_A_DRAW: Final = 8  # of 64: the worst eighth
@@ -180,7 +182,8 @@ class Learned:
         else:
             age_ns = view.now_ns - max(fact.used_ns, fact.due_ns)
             index = curve.at(bisect_right(EDGES_NS, age_ns))
-        return index * cost_ns(view, device, fact) * 2.0 ** ((fact.priority - 50) / PRIORITY_DOUBLES)
+        advised: float = 2.0 ** ((fact.priority - 50) / PRIORITY_DOUBLES)
+        return index * cost_ns(view, device, fact) * advised
 
     def inserted(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
         self._came_back(view, blocks)
@@ -193,6 +196,7 @@ class Learned:
         self._grow_older(now_ns)
         mask = (1 << self.share) - 1
         chosen = [(key, block) for key, block in zip(view.keys(blocks), blocks, strict=True) if not key & mask]
+        chosen = chosen[:: 1 + len(chosen) // A_TURN]
         for (key, _), fact in zip(chosen, view.facts([block for _, block in chosen]), strict=True):
             self.records[key] = Record(max(now_ns, fact.due_ns), self._curve(fact))
             if fact.due_ns > now_ns:
@@ -207,14 +211,19 @@ class Learned:
     def removed(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...
 
     def _curve(self, fact: Fact) -> Curve:
-        path = (int(fact.due_ns > 0), fact.kind, min(3, fact.hits), min(3, fact.turn.bit_length()))
+        path = (int(fact.due_ns > 0), fact.kind, int(fact.hits >= HOT), min(3, fact.turn.bit_length()))
         curve = self.curves.get(path)
         if curve is None:
-            for level in range(1, len(path) + 1):
-                above, curve = curve, self.curves.get(path[:level])
-                if curve is None:
-                    curve = self.curves[path[:level]] = Curve(above)
-        assert curve is not None
+            above = self._curve_at(path[:1], None)
+            for level in range(2, len(path) + 1):
+                above = self._curve_at(path[:level], above)
+            curve = above
+        return curve
+
+    def _curve_at(self, path: tuple[int, ...], above: Curve | None) -> Curve:
+        curve = self.curves.get(path)
+        if curve is None:
+            curve = self.curves[path] = Curve(above)
         return curve
 
     def _begin(self, since_ns: int, key: int) -> None:

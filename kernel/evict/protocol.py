@@ -57,7 +57,8 @@ KIND_TOOLS = 48
 class BlockView(Protocol):
     """The read-only view of the block table that a policy is given."""
 
-    now_ns: int
+    @property
+    def now_ns(self) -> int: ...
 
     def oldest(self, device: int, want: int) -> Sequence[int]:
         """Up to `want` reclaimable blocks of `device`, least recently released first."""

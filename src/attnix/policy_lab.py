@@ -200,7 +200,7 @@ class Cache:
             self.used_ns[at].tolist(), self.due_ns[at].tolist(), self.depth[at].tolist(), self.hits[at].tolist(),
             self.kind[at].tolist(), self.turn[at].tolist(), [held[b] for b in blocks],
         )  # fmt: skip
-        return [Fact(*row, 0, 50) for row in zip(*columns, strict=True)]
+        return [Fact._make((*row, 0, 50)) for row in zip(*columns, strict=True)]
 
     def rebuild_ns(self, depth: int) -> int:
         return REBUILD_NS
@@ -262,7 +262,7 @@ class Cache:
             victims = self.policy.victims(self, DEVICE, want)
             self.spent_ns += perf_counter_ns() - start
             self.calls += 1
-            gone = []
+            gone: list[int] = []
             for block in victims:
                 if len(gone) < want and self._evict(block):
                     gone.append(block)
