@@ -411,6 +411,54 @@ def test_case_26_a_restore_is_not_a_silent_no_op(daemon: Daemon) -> None:
         assert row.blocks == 17 and row.usage.hit_tokens == 64
 
 
+TIERS = ("--dram", "1MiB", "--nvme", "8MiB")
+
+
+@BOTH
+def test_case_26_over_a_restart_with_a_file_tier(daemon: Daemon, signum: int) -> None:
+    """The KV is found by key in nvme: what the restored context needs again is loaded, and 4 tokens are computed."""
+    daemon.start(*TIERS)
+    prompt = [n % 50 for n in range(64)]
+    with daemon.connect() as client:
+        first = client.alloc_context()
+        first.append(tokens=prompt)
+        wait_computed(first, 64)
+        assert client.demote(first.handle, "nvme").failed_blocks == 0
+        client.snapshot("s", [first])
+    daemon.end(signum)
+    daemon.start(*TIERS)
+    with daemon.connect() as client:
+        (restored,) = client.restore("s")
+        restored.append(tokens=[1, 2, 3, 4])
+        wait_computed(restored, 68)
+        assert client.vmstat().counters["computed_tokens"] == 4
+        row = restored.stat()
+        assert row.blocks == 17 and row.usage.hit_tokens == row.usage.nvme_tokens == 64
+        assert unpack_ids(restored.generate(5).tokens) == reference_tokens([*prompt, 1, 2, 3, 4], 5)
+
+
+@BOTH
+def test_named_contexts_hit_the_file_tier_after_a_restart(daemon: Daemon, signum: int) -> None:
+    """Case 22: their blocks come back by key, and each goes on as if nothing had been."""
+    daemon.start(*TIERS)
+    prompts = [[n + 1] * 16 + list(range(20, 36)) for n in range(4)]
+    with daemon.connect() as client:
+        for n, prompt in enumerate(prompts):
+            context = client.alloc_context()
+            context.append(tokens=prompt)
+            context.publish(f"n{n}")
+            wait_computed(context, len(prompt))
+            assert client.demote(context.handle, "nvme").failed_blocks == 0
+    daemon.end(signum)
+    daemon.start(*TIERS)
+    with daemon.connect() as client:
+        for n, prompt in enumerate(prompts):
+            context = client.open(f"n{n}")
+            result = context.generate(6)
+            assert unpack_ids(result.tokens) == reference_tokens(prompt, 6)
+            assert result.usage.nvme_tokens == len(prompt) and result.usage.computed_tokens == 6
+
+
 def wait_computed(context: Context, tokens: int) -> None:
     end = time.monotonic() + DEADLINE_S
     while context.stat().cached_tokens < tokens:
