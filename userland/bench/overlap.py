@@ -61,10 +61,11 @@ class Turn(NamedTuple):
 class Resumed:
     """A context that goes down to a tier and comes back with new tokens behind it."""
 
-    def __init__(self, ours: Ours, tokens: int) -> None:
+    def __init__(self, ours: Ours, tokens: int, seed: int = SEED) -> None:
+        """seed: contexts of one daemon need different ones, or they share blocks, which then cannot leave hbm."""
         self.system: Client = ours.client
         self.tokens = tokens
-        self._draw = random.Random(SEED)
+        self._draw = random.Random(seed)
         self._vocabulary = range(64, ours.uname.vocab_tokens)
         self.context: Context = ours.client.alloc_context()
         self.block_tokens = ours.uname.block_tokens
@@ -126,11 +127,11 @@ class Resumed:
 
     def balanced(self, tier: str) -> int:
         """New tokens for which computing takes about as long as loading: bisection on a time that grows with n."""
-        target = statistics.median(self.memory(tier) for _ in range(3))
+        target = statistics.median(self.memory(tier) for _ in range(5))
         low, high = FEWEST, MOST
-        while high - low > max(8, low // 8):
+        while high - low > max(1, low // 16):
             middle = (low + high) // 2
-            if statistics.median(self.compute(middle) for _ in range(3)) < target:
+            if statistics.median(self.compute(middle) for _ in range(5)) < target:
                 low = middle
             else:
                 high = middle
@@ -151,6 +152,7 @@ def measure(resumed: Resumed, tier: str, rounds: int, say: Callable[[str], None]
     n = resumed.balanced(tier)
     say(f"{tier}: {n} new tokens")
     turns = [resumed.turn(tier, n) for _ in range(rounds + 1)][1:]  # the first does not count
+    resumed.context.release()
     return n, turns
 
 
@@ -177,9 +179,9 @@ def run(
     with tempfile.TemporaryDirectory(prefix="attnix-overlap-") as directory:
         flags = ["--dram", DRAM]
         with booted(model, directory, HBM_BYTES, [*flags, "--nvme", NVME]) as ours:
-            for tier in (tier for tier in tiers if tier != SIM):
+            for seed, tier in enumerate(tier for tier in tiers if tier != SIM):
                 label = "dram (emulated: one memory)" if tier == "dram" else tier
-                rows += rows_of(label, *measure(Resumed(ours, tokens), tier, rounds, say))
+                rows += rows_of(label, *measure(Resumed(ours, tokens, seed), tier, rounds, say))
         if SIM in tiers:
             settings = json.dumps({"read_bytes_s": bytes_s})
             with booted(model, directory, HBM_BYTES, [*flags, "--sim-tier", f"512MiB,{settings}"]) as ours:
