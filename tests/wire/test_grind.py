@@ -125,7 +125,9 @@ def test_grind(serve: Any, until: Any, seed: int) -> None:
                 client.call(10**8 + request, abi.BY_NAME["cancel"].number, [request])
         until_empty(client, codes, known)
     assert len({name for name, _ in codes}) >= len(SERVED) - 1 - len(SKIPPED)
-    assert sum(count for (_, code), count in codes.items() if code == 0) > 600
+    assert (
+        sum(count for (_, code), count in codes.items() if code == 0) > 400
+    )  # of 2,500, most of them with wrong arguments
     for client in clients:
         client.close()
     tidy(served, until)
