@@ -50,7 +50,20 @@ FLOATS = [0.0, 0.5, 1.0, 2.0, -1.0, 1e30, float("inf"), float("nan")]
 TEXTS = ["", "hbm0", "sched.max_running", "sched.", "evict.policy", "lru", "a", "\u20ac" * 5, "x" * 300, "\0"]
 BYTES = [b"", b"\1\0\0\0", b"\1\0\0\0" * 20, b"\xff\xff\xff\xff", b"\0\1\0\0", b"abc", b"\7\0\0\0" * 300]
 SKIPPED = {"shutdown"}
-WAITS = {"wait", "generate", "reattach", "forward", "score", "append", "truncate"}
+WAITS = {
+    "prefetch",
+    "demote",
+    "evict",
+    "attach_tier",
+    "detach_tier",
+    "wait",
+    "generate",
+    "reattach",
+    "forward",
+    "score",
+    "append",
+    "truncate",
+}
 SERVED = [route.call for route in ROUTES.values()]
 
 
