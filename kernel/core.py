@@ -62,8 +62,8 @@ class Core:
             raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
         if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
             raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
-        if sum(capacities) >= 1 << 30 or layout.entries * block_tokens >= 1 << 28 or layout.slots >= 1 << 24:
-            raise ValueError("core: at most 2^30 frames, 2^28 tokens in a row and 2^24 slots")
+        if sum(capacities) >= 1 << 29 or layout.entries * block_tokens >= 1 << 28 or layout.slots >= 1 << 24:
+            raise ValueError("core: at most 2^29 frames, 2^28 tokens in a row and 2^24 slots")
         self.block_tokens = block_tokens
         self.layout = layout
         core = lib.core_new(
@@ -380,6 +380,8 @@ class Core:
         self._checked(lib.core_unclaim(self._c, device, f))
 
     def adopt(self, device: int, f: int, domain: int, root: bytes, parent: int, tokens: bytes) -> int:
+        if len(root) != _ROOT_BYTES:
+            raise ValueError(f"core: a root key has 16 bytes, not {len(root)}")
         return self._checked(
             lib.core_adopt(self._c, device, f, domain, root, parent, tokens, _count_tokens(tokens))
         )  # fmt: skip

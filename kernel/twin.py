@@ -343,6 +343,7 @@ class TwinCore(TwinTiers):
             if frame.state == FILLING:
                 frame.state = VALID
                 frame.filler = -1
+                frame.known = 0
             elif frame.state == LOADING and frame.known:
                 frame.known = size  # it will be whole when its load is reported
             self._index_entry(s, i)

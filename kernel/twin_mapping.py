@@ -138,6 +138,9 @@ class TwinMapping(TwinTables):
                 count = parent.counts[i]
                 if not self._blocks[pool.frames[f].block].indexed:
                     count = min(count, parent.computed - i * size)
+                    if pool.frames[f].state == LOADING:  # not here yet, though the parent's passes may count on it
+                        child.computed = min(child.computed, i * size)
+                        break
                     if count <= 0:
                         break
                     if i == parent.pending_entry:
@@ -249,16 +252,23 @@ class TwinMapping(TwinTables):
 
     def _load_from(self, b: int, sources: int, pool: PoolState, f: int) -> bool:
         """Make frame f wait for a copy of block b from the first device of `sources` that has one."""
-        for device, g in enumerate(self._blocks[b].copies):
-            if g >= 0 and sources >> device & 1:
-                frame = pool.frames[f]
-                frame.state = LOADING
-                frame.filler = -1
-                frame.wired += 1
-                self._pools[device].frames[g].wired += 1
-                self._loads.extend((b, device, g, f))
-                return True
-        return False
+        device, g = self._source_of(b, sources)
+        if g < 0:
+            return False
+        frame = pool.frames[f]
+        frame.state = LOADING
+        frame.filler = -1
+        frame.wired += 1
+        self._pools[device].frames[g].wired += 1
+        self._loads.extend((b, device, g, f))
+        return True
+
+    def _source_of(self, b: int, sources: int) -> tuple[int, int]:
+        """(device, frame) of a copy that is there or on its way; one whose transfer failed is no source.  (-1, -1): none."""
+        for pool, g in zip(self._pools, self._blocks[b].copies, strict=False):
+            if g >= 0 and sources >> pool.device & 1 and pool.frames[g].state != FILLING:
+                return pool.device, g
+        return -1, -1
 
     def _resume(self, s: int, i: int, sources: int, partial_tokens: int) -> int:
         """Map entry i with some first tokens that are known: of the saved tail, or of a block that begins like it."""
@@ -303,7 +313,7 @@ class TwinMapping(TwinTables):
         """Load the first n tokens of block b into a frame of this slot's own for entry i."""
         slot = self._slots[s]
         pool = self._pools[slot.device]
-        if not any(g >= 0 and sources >> device & 1 for device, g in enumerate(self._blocks[b].copies)):
+        if self._source_of(b, sources)[1] < 0:
             return False
         own = self._alloc_frame(pool, s)
         self._map(s, i, own, min(self.block_tokens, len(slot.log) - i * self.block_tokens))
@@ -510,6 +520,8 @@ class TwinMapping(TwinTables):
         """A frame for slot s, with a block of its own that nobody can find yet."""
         if not self._free_blocks:
             self._sweep()
+        if not self._free_blocks:
+            raise Panic("no free block where one was counted")
         b = self._free_blocks.pop()
         f = self._alloc_copy(pool, b)
         frame = pool.frames[f]

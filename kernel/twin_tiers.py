@@ -53,13 +53,14 @@ class TwinTiers(TwinMapping):
         The target frames are LOADING until `landed`; both ends are wired.
         """
         here, there = self._pool(source), self._pool(target)
-        if any(not 0 <= b < len(self._blocks) for b in blocks):
-            raise ValueError("core: begin_copy names a block that does not exist")
+        self._need_blocks(blocks, "begin_copy")
         begun: list[int] = []
         for b in blocks:
             f = self._blocks[b].copies[source]
             if f < 0 or here.frames[f].state != VALID or self._blocks[b].copies[target] >= 0:
                 continue
+            if not self._blocks[b].indexed and not self._blocks[b].owners:
+                continue  # a private block: nobody could find the copy
             if not there.free:
                 break
             g = self._alloc_copy(there, b)
@@ -108,12 +109,14 @@ class TwinTiers(TwinMapping):
     def wire(self, device: int, frames: Sequence[int]) -> None:
         """A transfer is going to read these frames."""
         pool = self._pool(device)
+        self._need_frames(pool, frames, "wire")
         for f in frames:
             pool.frames[f].wired += 1
 
     def unwire(self, device: int, frames: Sequence[int]) -> None:
         """A transfer has read these frames, or will not."""
         pool = self._pool(device)
+        self._need_frames(pool, frames, "unwire")
         for f in frames:
             self._unwire(pool, f)
 
@@ -131,6 +134,7 @@ class TwinTiers(TwinMapping):
         A frame that failed is freed, or, when a row names it, left to be computed by whoever needs it first.
         """
         pool = self._pool(device)
+        self._need_frames(pool, frames, "landed")
         for f, ok in zip(frames, good, strict=True):
             frame = pool.frames[f]
             if frame.state != LOADING:
@@ -144,6 +148,7 @@ class TwinTiers(TwinMapping):
                 frame.state = FILLING
                 if not ok:
                     self._void(pool, f)
+        for f in reversed(frames):  # blocks come parents first, and a leaf must be older in the ring than its parent
             self._unwire(pool, f)
 
     def _void(self, pool: PoolState, f: int) -> None:
@@ -160,6 +165,7 @@ class TwinTiers(TwinMapping):
         """Free the frames of these blocks whatever continues them, since their content is wrong or not wanted.  Skips any
         that is mapped or wired; how many were freed."""
         pool = self._pool(device)
+        self._need_blocks(blocks, "forget_copies")
         done = 0
         for b in blocks:
             f = self._blocks[b].copies[device]
@@ -175,6 +181,7 @@ class TwinTiers(TwinMapping):
     def touch(self, device: int, blocks: Sequence[int]) -> None:
         """Make these reclaimable blocks the most recently used of their device, the last one the most."""
         pool = self._pool(device)
+        self._need_blocks(blocks, "touch")
         for b in blocks:
             f = self._blocks[b].copies[device]
             if f >= 0 and pool.frames[f].stamp:
@@ -264,7 +271,7 @@ class TwinTiers(TwinMapping):
                 if frames[slot.frames[i]].state == VALID or slot.computed > i * size:
                     b = frames[slot.frames[i]].block
                     found.append(slot.device)
-                    parent = b if self._blocks[b].indexed else -1
+                    parent = b if self._blocks[b].indexed and slot.counts[i] == size else -1
                     continue
                 b = frames[slot.frames[i]].block
                 b = b if self._blocks[b].indexed else -1
@@ -293,6 +300,7 @@ class TwinTiers(TwinMapping):
     def evictable(self, device: int, blocks: Sequence[int], want: int) -> list[int]:
         """Those of `blocks` that could go from the device if they went in this order, the first `want` of them."""
         pool = self._pool(device)
+        self._need_blocks(blocks, "evictable")
         found: list[int] = []
         gone: dict[int, int] = {}
         for b in blocks:
@@ -310,6 +318,7 @@ class TwinTiers(TwinMapping):
     def chain(self, device: int, leaf: int, want: int) -> list[int]:
         """`leaf`, its parent, and so on: up to `want` blocks that could go from the device in this order."""
         pool = self._pool(device)
+        self._need_blocks((leaf,), "chain")
         found: list[int] = []
         b = leaf
         while b >= 0 and len(found) < want:
@@ -327,14 +336,15 @@ class TwinTiers(TwinMapping):
 
     def key_heads(self, blocks: Sequence[int]) -> list[int]:
         """The first 64 bits of each block's key, little-endian; 0 for a private block."""
+        self._need_blocks(blocks, "describe")
         return [int.from_bytes(self._blocks[b].key[:8], "little") for b in blocks]
 
     def row_blocks(self, s: int) -> list[int]:
         """The slot's full, computed and findable blocks that its row maps, the deepest first."""
         slot = self._slot(s)
         frames = self._pools[slot.device].frames
-        mapped = (frames[f] for f in reversed(slot.frames))
-        return [f.block for f in mapped if f.state == VALID and self._blocks[f.block].indexed]
+        whole = [frames[f] for f, count in zip(slot.frames, slot.counts, strict=True) if count == self.block_tokens]
+        return [f.block for f in reversed(whole) if f.state == VALID and self._blocks[f.block].indexed]
 
     def log_blocks(self, s: int) -> list[int]:
         """The known blocks of the slot's log, wherever they lie, from its start; they end where the first is unknown."""
@@ -356,6 +366,7 @@ class TwinTiers(TwinMapping):
 
     def copied(self, blocks: Sequence[int], devices: int) -> bytes:
         """Per block: 2 when a device of the bit mask has a VALID copy, 1 when one is on its way there, 0 otherwise."""
+        self._need_blocks(blocks, "copied")
         states = bytearray()
         for b in blocks:
             state = 0
@@ -368,11 +379,13 @@ class TwinTiers(TwinMapping):
 
     def copies_of(self, b: int) -> list[int]:
         """The block's frame per device, -1 where it has none."""
+        self._need_blocks((b,), "copies_of")
         return self._blocks[b].copies[: len(self._pools)]
 
     def describe(self, blocks: Sequence[int]) -> bytes:
         """Per block what its tag needs: key 16, parent key 16 (zero for the first of a domain and for private blocks), then
         int32 domain, depth, tokens in it, 1 if private; then block_tokens int32 tokens, zero beyond."""
+        self._need_blocks(blocks, "describe")
         out = bytearray()
         for b in blocks:
             block = self._blocks[b]
@@ -385,6 +398,7 @@ class TwinTiers(TwinMapping):
 
     def facts(self, blocks: Sequence[int]) -> bytes:
         """One FACT record per block."""
+        self._need_blocks(blocks, "facts")
         out = bytearray()
         for b in blocks:
             x = self._blocks[b]
@@ -404,7 +418,7 @@ class TwinTiers(TwinMapping):
     def prioritise(self, s: int, start: int, end: int, priority: int) -> int:
         """Set the priority (0..100) of the known blocks that lie wholly in tokens [start, end); how many."""
         size = self.block_tokens
-        blocks = self.log_blocks(s)[-(-start // size) : max(0, end) // size]
+        blocks = self.log_blocks(s)[-(-max(0, start) // size) : max(0, end) // size]
         for b in blocks:
             self._blocks[b].priority = priority
         return len(blocks)
@@ -436,3 +450,12 @@ class TwinTiers(TwinMapping):
 
     def ghosts(self) -> int:
         return self._ghosts
+
+    def _need_blocks(self, blocks: Sequence[int], what: str) -> None:
+        if any(not 0 <= b < len(self._blocks) for b in blocks):
+            raise ValueError(f"core: {what} names a block that does not exist")
+
+    @staticmethod
+    def _need_frames(pool: PoolState, frames: Sequence[int], what: str) -> None:
+        if any(not 0 <= f < len(pool.frames) for f in frames):
+            raise ValueError(f"core: {what} names a frame that does not exist")

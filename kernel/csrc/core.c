@@ -63,6 +63,8 @@ void core_free(Core *core) {
     free(core->blocks);
     free(core->block_tokens_at);
     free(core->free_blocks);
+    free(core->sweep_state);
+    free(core->sweep_path);
     free(core->index);
     free(core->hits);
     free(core->loads);
@@ -129,7 +131,11 @@ int32_t more_blocks(Core *core) {
     Block *blocks = table(n, sizeof *blocks);
     int32_t *tokens = table(n, row * sizeof *tokens), *free_blocks = malloc(n * sizeof *free_blocks);
     uint64_t *index = table(size, sizeof *index);
-    if (!blocks || !tokens || !free_blocks || !index) {
+    uint8_t *sweep_state = malloc(n);
+    int32_t *sweep_path = malloc(n * sizeof *sweep_path);
+    if (!blocks || !tokens || !free_blocks || !index || !sweep_state || !sweep_path) {
+        free(sweep_state);
+        free(sweep_path);
         free(blocks);
         free(tokens);
         free(free_blocks);
@@ -146,7 +152,11 @@ int32_t more_blocks(Core *core) {
     free(core->blocks);
     free(core->block_tokens_at);
     free(core->free_blocks);
+    free(core->sweep_state);
+    free(core->sweep_path);
     free(core->index);
+    core->sweep_state = sweep_state;
+    core->sweep_path = sweep_path;
     core->blocks = blocks;
     core->block_tokens_at = tokens;
     core->free_blocks = free_blocks;

@@ -3,10 +3,10 @@
 
 #include "state.h"
 
-static int32_t sweep(Core *core);
+static void sweep(Core *core);
 
 int32_t block_alloc(Core *core) {
-    if (core->nfree_blocks == 0) TRY(sweep(core));
+    if (core->nfree_blocks == 0) sweep(core);
     if (core->nfree_blocks == 0) return fail(core, CORE_PANIC, "no free block where one was counted");
     return core->free_blocks[--core->nfree_blocks];
 }
@@ -171,15 +171,11 @@ void leave_tail(Core *core, Slot *slot) {
 }
 
 /* Too many ghosts: give up what continues them in the tiers, and with that the ghosts themselves. */
-static int32_t sweep(Core *core) {
+static void sweep(Core *core) {
     enum { UNKNOWN, SAFE, DOOMED };
-    uint8_t *state = calloc((size_t)core->nblocks, 1);
-    int32_t *path = malloc((size_t)core->nblocks * sizeof *path);
-    if (!state || !path) {
-        free(state);
-        free(path);
-        return fail(core, CORE_NOMEM, "core: no memory to sweep %d blocks", core->nblocks);
-    }
+    uint8_t *state = core->sweep_state; /* had beforehand: an admission that is half done cannot run out of memory */
+    int32_t *path = core->sweep_path;
+    memset(state, UNKNOWN, (size_t)core->nblocks);
     for (int32_t first = 0; first < core->nblocks; first++) {
         int32_t length = 0, b = first;
         while (b >= 0 && state[b] == UNKNOWN) {
@@ -194,14 +190,11 @@ static int32_t sweep(Core *core) {
         uint8_t verdict = b < 0 ? SAFE : state[b];
         for (int32_t k = 0; k < length; k++) state[path[k]] = verdict;
     }
-    free(path);
     for (int32_t d = 0; d < core->devices; d++)
         for (int32_t f = 0; f < core->pools[d].capacity; f++) {
             const Frame *frame = &core->pools[d].frames[f];
             if (frame->stamp && frame->wired == 0 && state[frame->block] == DOOMED) frame_free(core, d, f);
         }
-    free(state);
-    return 0;
 }
 
 static inline int32_t ring_at(const Pool *pool, int32_t i) {

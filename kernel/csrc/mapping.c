@@ -204,13 +204,18 @@ static int32_t admitted(CoreOut *out, int32_t status, int32_t shortage, int32_t 
     return 0;
 }
 
-/* Make frame f wait for a copy of block b from the first device of `sources` that has one.  0: none has. */
+/* Device d is among `sources` and has a copy of b that is there or on its way; one whose transfer failed is no source. */
+static bool is_source(const Core *core, int32_t b, int32_t d, int32_t sources) {
+    int32_t g = core->blocks[b].copies[d];
+    return g >= 0 && (sources >> d & 1) && core->pools[d].frames[g].state != FILLING;
+}
+
+/* Make frame f wait for a copy of block b from the first device of `sources` that has one.  0: none has.
+ * Requires: room in core->loads. */
 static int32_t load_from(Core *core, int32_t b, int32_t sources, int32_t device, int32_t f) {
     for (int32_t d = 0; d < core->devices; d++) {
+        if (!is_source(core, b, d, sources)) continue;
         int32_t g = core->blocks[b].copies[d];
-        if (g < 0 || !(sources >> d & 1)) continue;
-        if (!grow_array((void **)&core->loads, &core->loads_room, (size_t)core->nloads + 4, sizeof *core->loads))
-            return fail(core, CORE_NOMEM, "core: no memory for %d loads", core->nloads / 4 + 1);
         Frame *frame = &core->pools[device].frames[f], *source = &core->pools[d].frames[g];
         frame->state = LOADING;
         frame->filler = -1;
@@ -250,7 +255,7 @@ static int32_t bring(Core *core, int32_t s, int32_t i, int32_t b, int32_t source
 static int32_t borrow(Core *core, int32_t s, int32_t i, int32_t b, int32_t n, int32_t sources) {
     Slot *slot = &core->slots[s];
     bool there = false;
-    for (int32_t d = 0; d < core->devices; d++) there |= core->blocks[b].copies[d] >= 0 && (sources >> d & 1);
+    for (int32_t d = 0; d < core->devices; d++) there |= is_source(core, b, d, sources);
     if (!there) return 0;
     int32_t own = frame_alloc(core, slot->device, s), rest = slot->length - i * core->block_tokens;
     TRY(own);
@@ -340,6 +345,8 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int3
     if (needed > core->entries)
         return fail(core, CORE_INVALID, "core: %d tokens do not fit a row of %d entries", slot->length, core->entries);
     TRY(reserve_frames(core, slot, needed));
+    if (sources && !grow_array((void **)&core->loads, &core->loads_room, 4 * (size_t)needed, sizeof *core->loads))
+        return fail(core, CORE_NOMEM, "core: no memory for %d loads", needed); /* now, while nothing has changed */
     int32_t tail = slot->nframes, hits, held; /* tail: the first entry that is missing or partly filled */
     if (tail && slot->counts[tail - 1] < size) tail--;
     int32_t nchain = lookup(core, slot, tail, &hits, &held);

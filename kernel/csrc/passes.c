@@ -335,6 +335,7 @@ static int32_t computed(Core *core, int32_t s, int32_t end) {
         if (frame->state == FILLING) {
             frame->state = VALID;
             frame->filler = -1;
+            frame->known = 0;
         } else if (frame->state == LOADING && frame->known) {
             frame->known = core->block_tokens; /* it will be whole when its load is reported */
         }

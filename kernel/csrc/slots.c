@@ -179,6 +179,10 @@ static void fork_row(Core *core, const Slot *parent, int32_t c) {
         if (!pool->frames[f].indexed) {
             int32_t visible = parent->computed - i * size;
             if (count > visible) count = visible;
+            if (pool->frames[f].state == LOADING) { /* not here yet, though the parent's passes may count on it */
+                if (child->computed > i * size) child->computed = i * size;
+                return;
+            }
             if (count <= 0) return;
             if (i == parent->pending_entry) f = parent->pending_src;
         } else if (pool->frames[f].state != VALID && child->computed > i * size) {

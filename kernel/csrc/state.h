@@ -90,6 +90,8 @@ struct Core {
     Block *blocks;
     int32_t *block_tokens_at; /* [blocks, block_tokens] */
     int32_t *free_blocks, nfree_blocks;
+    uint8_t *sweep_state; /* scratch, one per block */
+    int32_t *sweep_path;
     Slot *slots;
     int32_t *free_slots, nfree_slots;
     uint64_t *index; /* open addressing: low half of the key << 32 | block + 1; 0 = empty */

@@ -23,7 +23,7 @@ int32_t core_residency(Core *core, int32_t s) {
             b = frame->block;
             if (frame->state == VALID || slot->computed > i * size) {
                 core->out.bytes[i] = (uint8_t)slot->device;
-                parent = frame->indexed ? b : -1;
+                parent = frame->indexed && slot->counts[i] == size ? b : -1;
                 continue;
             }
             if (!frame->indexed) b = -1;
@@ -52,7 +52,7 @@ int32_t core_row_blocks(Core *core, int32_t s) {
     int32_t n = 0;
     for (int32_t i = slot->nframes - 1; i >= 0; i--) {
         const Frame *frame = frame_of(core, slot, i);
-        if (frame->state == VALID && frame->indexed) core->out.list[n++] = frame->block;
+        if (slot->counts[i] == core->block_tokens && frame->state == VALID && frame->indexed) core->out.list[n++] = frame->block;
     }
     return core->out.nlist = n;
 }
@@ -157,7 +157,8 @@ int32_t core_note(Core *core, int32_t s, int32_t kind, int32_t turn, int64_t due
 int32_t core_prioritise(Core *core, int32_t s, int32_t start, int32_t end, int32_t priority) {
     int32_t n = core_log_blocks(core, s), done = 0;
     TRY(n);
-    for (int32_t i = blocks_for(core, start), last = end > 0 ? blocks_in(core, end) : 0; i < last && i < n; i++, done++)
+    int32_t first = start <= 0 ? 0 : start > core->slots[s].length ? n : blocks_for(core, start);
+    for (int32_t i = first, last = end > 0 ? blocks_in(core, end) : 0; i < last && i < n; i++, done++)
         core->blocks[core->out.list[i]].priority = (uint8_t)priority;
     return done;
 }

@@ -13,6 +13,9 @@
 int32_t core_set_capacity(Core *core, int32_t device, int32_t frames) {
     if (device < core->computes || device > core->devices || device >= MAX_DEVICES || frames < 0)
         return fail(core, CORE_INVALID, "core: device %d is no tier, or there are too many", device);
+    int64_t total = frames;
+    for (int32_t d = 0; d < core->devices; d++) total += d == device ? 0 : core->pools[d].capacity;
+    if (total >= 1 << 29) return fail(core, CORE_INVALID, "core: at most 2^29 frames");
     Pool fresh = {0}, *pool = &core->pools[device];
     if (device < core->devices && pool->nfree != pool->capacity)
         return fail(core, CORE_PANIC, "set_capacity: device %d has frames in use", device);
@@ -81,6 +84,7 @@ int32_t core_begin_copy(Core *core, int32_t source, int32_t target, const int32_
     for (int32_t k = 0; k < nblocks; k++) {
         int32_t b = blocks[k], f = core->blocks[b].copies[source];
         if (f < 0 || here->frames[f].state != VALID || core->blocks[b].copies[target] >= 0) continue;
+        if (!here->frames[f].indexed && !saved_tail(&core->blocks[b])) continue; /* private: nobody could find the copy */
         if (!there->nfree) break;
         int32_t g = land_in(core, target, b);
         TRY(g);
@@ -172,8 +176,9 @@ int32_t core_landed(Core *core, int32_t device, const int32_t *frames, int32_t n
             frame->state = FILLING;
             if (!good[k]) void_frame(core, device, f);
         }
-        TRY(unwire(core, device, f));
     }
+    /* blocks come parents first, and a leaf must be older in the ring than its parent */
+    for (int32_t k = nframes - 1; k >= 0; k--) TRY(unwire(core, device, frames[k]));
     return 0;
 }
 

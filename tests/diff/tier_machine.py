@@ -26,8 +26,8 @@ from attnix.kernel.records import FACT, LOADING, NO_COPY, PREFILL, VALID, Admit
 from .core_machine import CALLS, GARBAGE, ROOTS, CoreMachine, digest
 
 WEIGHTS: Final = {
-    "copy": 10, "save": 5, "arrive": 6, "land": 22, "source_again": 3, "skip_loading": 6, "swap_out": 10, "come_back": 12,
-    "bury": 5, "forget": 2, "touch": 2, "learn": 3, "restart_tier": 2, "resize": 2, "look": 6,
+    "copy": 10, "save": 5, "arrive": 6, "land": 22, "source_again": 3, "skip_loading": 10, "swap_out": 10, "come_back": 12,
+    "bury": 5, "forget": 2, "touch": 2, "learn": 3, "restart_tier": 2, "resize": 2, "look": 3,
 }  # fmt: skip
 TIER_CALLS: Final = CALLS + [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 
