@@ -77,7 +77,7 @@ class Demotion(Errand):
             self.moved += begun
             self.begun.update((b, target) for b in chosen[:begun])
             waiting = waiting or begun > 0 or m.movers.moving()
-        if left and waiting:
+        if (left and waiting) or m.movers.carries(set(blocks)):
             return None
         return self._let_go(m, context, blocks, len(left))
 

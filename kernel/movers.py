@@ -350,6 +350,12 @@ class Movers:
             for queue in self._waiting[d]:
                 yield from queue
 
+    def carries(self, blocks: set[int]) -> bool:
+        """A transfer of one of these blocks is under way or waits: its frames may not be let go before it has ended."""
+        return any(item.block in blocks for move in self._moves() for item in move.items) or any(
+            item.block in blocks for item, _, _ in self._chains()
+        )
+
     def busy(self, device: int) -> bool:
         """Transfers touch this device's frames."""
         return any(device in (i.source, i.target) for move in self._moves() for i in move.items[:1]) or any(
