@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .calls import AttachTierResult, Empty, MovedResult
 from .errors import Detail, E
-from .events import DetachTier
+from .events import DetachTier, SleepDriver
 from .records import NO_COPY
 
 if TYPE_CHECKING:
@@ -238,6 +238,79 @@ class Detach(Errand):
         return Empty()
 
 
+class Sleep(Errand):
+    """Everything that hbm has goes to the tier below; then hbm's memory goes back to the machine."""
+
+    def __init__(self, conn: int, request: int) -> None:
+        super().__init__(conn, request, None)
+        self.tried: set[int] = set()
+        self.asleep = 0  # drivers that have stopped
+        self.asked = False
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        computes = m.devices[: m.tiers.computes]
+        if self.asked:
+            return Empty() if self.asleep >= len(computes) else None
+        if any(device.flight for device in computes):
+            return None
+        begun = sum(self._empty(m, device) for device in computes)
+        if begun or m.movers.moving():
+            return None
+        lost = 0
+        for device in computes:
+            for context in m.contexts_of(device.index):
+                m.core.drop(context.slot)
+                context.admitted = False
+                context.gates = []
+                context.gated = False
+                m.schedulers[device.index].wake(context)
+                if context.job is None:
+                    m.schedulers[device.index].rest(context)
+            blocks = m.core.oldest(device.index, device.capacity)
+            lost += m.core.copied(blocks, m.tiers.keepers(device)).count(0)
+            m.core.lose(device.index)
+            m.tiers.evictors[device.index].use(m.tiers.evictors[device.index].policy.name)
+            device.up = False
+            m.emit(SleepDriver(device.index))
+        self.asked = True
+        m.count("sleeps")
+        m.log("info", f"asleep: hbm is given back; {lost} blocks found no room below and will be computed again")
+        return None
+
+    def _empty(self, m: Machine, device: Device) -> int:
+        """Begin to copy down what only hbm has; how many blocks."""
+        below = m.tiers.below(device.index)
+        if below is None or not device.up:
+            return 0
+        waits = 0
+        pager = m.schedulers[device.index].pager
+        for context in m.contexts_of(device.index):
+            if m.core.slot_row(context.slot).entries and not pager.save_tail(context):
+                waits += 1
+        blocks = [b for c in m.contexts_of(device.index) for b in m.core.row_blocks(c.slot)]
+        blocks = list(dict.fromkeys(blocks + list(m.core.oldest(device.index, device.capacity))))
+        states = m.core.copied(blocks, m.tiers.keepers(device))
+        todo = [b for b, state in zip(blocks, states, strict=True) if not state and b not in self.tried]
+        room = m.tiers.evictors[below.index].room(len(todo)) if todo else 0
+        begun = m.movers.copy(device.index, below.index, todo[:room], "demote", demand=True)
+        self.tried.update(todo[:begun])
+        return begun + waits
+
+
+class Wake(Errand):
+    """hbm is taken again."""
+
+    def step(self, m: Machine) -> tuple[object, ...] | None:
+        if not all(device.up for device in m.devices[: m.tiers.computes]):
+            return None
+        m.asleep = False
+        m.count("wakes")
+        for context in list(m.contexts.values()):
+            if context.job is not None and not m.held(context) and not context.job.ending:
+                m.schedulers[context.device].add(context)
+        return Empty()
+
+
 class Errands:
     """The open ones."""
 
@@ -284,7 +357,17 @@ class Errands:
         """`run` of this step has passed; an attach is answered now."""
         self.run()
 
+    def driver_asleep(self) -> None:
+        for errand in self.open:
+            if isinstance(errand, Sleep):
+                errand.asleep += 1
+        self.run()
+
     def device_gone(self, device: Device) -> None:
+        for errand in [e for e in self.open if isinstance(e, Wake)]:
+            self._end(
+                errand, E.ENODEV, {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}
+            )
         for errand in [e for e in self.open if isinstance(e, Attach) and e.device is device]:
             device.removed = True
             self._end(

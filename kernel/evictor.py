@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from .errors import E
 from .evict.registry import make
 from .movers import Item
 from .records import FACT
@@ -32,9 +33,11 @@ class Evictor:
         self._m = machine
         self._core = machine.core
         self._device = device
+        self.index = device.index
         self.policy: EvictionPolicy = make(policy)
         self._ready: list[int] = []  # demoted to be evicted
         self.leaving = 0  # demotions under way
+        self._refused: set[int] = set()  # the tier below would not take them: they go without a copy when they must
 
     def use(self, policy: str) -> None:
         """Go on with another policy, which knows nothing yet."""
@@ -151,15 +154,23 @@ class Evictor:
         below = m.tiers.below(device.index)
         if below is None:
             return self._evict(dirty, want_frames, "no slower tier can take it")
-        cheap = self._cheaper_to_compute(dirty, below)
         freed = 0
+        refused = [b for b in dirty if b in self._refused]
+        if refused:  # asking again and again would keep both sides busy for nothing
+            freed = self._evict(refused, want_frames, f"{below.name} did not take it")
+            m.count("dropped_blocks", freed)
+            here = self._core.copied(refused, 1 << device.index)
+            self._refused.difference_update(b for b, state in zip(refused, here, strict=True) if not state)
+            dirty = [b for b in dirty if b not in set(refused)]
+        cheap = self._cheaper_to_compute(dirty, below) if freed < want_frames else []
         if cheap:
-            freed = self._evict(
-                cheap, want_frames, f"computing it again is cheaper than moving it to {below.name} and back"
+            gone = self._evict(
+                cheap, want_frames - freed, f"computing it again is cheaper than moving it to {below.name} and back"
             )
-            m.count("dropped_cheap", freed)
+            m.count("dropped_cheap", gone)
+            freed += gone
             dirty = [b for b in dirty if b not in set(cheap)]
-        todo = dirty[: max(want_frames - freed, AHEAD) - self.leaving]
+        todo = dirty[: max(0, max(want_frames - freed, AHEAD) - self.leaving)]
         if not todo:
             return freed
         room = m.tiers.evictors[below.index].room(len(todo))
@@ -200,6 +211,7 @@ class Evictor:
     def _demoted(self, good: list[Item], bad: list[tuple[Item, int]]) -> None:
         self.leaving -= len(good) + len(bad)
         self._ready += [item.block for item in good]
+        self._refused.update(item.block for item, code in bad if code not in (E.ENOSPC, E.EHOSTDOWN))
 
     def ahead(self, low_frames: int) -> None:
         """Begin demotions while fewer than `low_frames` are free or clean, so that the next admission need not wait."""
@@ -212,7 +224,7 @@ class Evictor:
         victims = list(self.policy.victims(self._m.view, index, want))
         states = self._core.copied(victims, self._m.tiers.keepers(self._device))
         self._ready += [b for b, s in zip(victims, states, strict=True) if s == _CLEAN and b not in self._ready]
-        dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY]
+        dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY and b not in self._refused]
         below = self._m.tiers.below(index)
         if dirty and below is not None:
             room = self._m.tiers.evictors[below.index].room(len(dirty))

@@ -74,7 +74,8 @@ class Movers:
         ] = {}  # (device, frame) still loading -> next hop
         self._staged: deque[tuple[Item, str, int]] = deque()  # loads that wait for a dram frame to come through
         self._arriving: set[tuple[int, int]] = set()  # (device, frame) that a move writes
-        self._gates = list(range(GATES - 1, -1, -1))
+        self._gates = deque(range(GATES))  # free ones: the one used longest ago is used next
+        self._over: list[int] = []  # gates of ended moves that a pass in flight may still look at
         self._ticket = 0
 
     def add_device(self) -> None:
@@ -134,10 +135,11 @@ class Movers:
 
     def _gated(self, items: list[Item], cid: int) -> Move | None:
         """One move for all, with a gate that its pass can follow layer by layer."""
+        self.reuse_gates()
         if not self._gates:
             return None
         move = Move(items, "load", cid, True, None)
-        move.gate = self._gates.pop()
+        move.gate = self._gates.popleft()
         self._ticket += 1
         move.ticket = self._ticket
         carrier = self._carrier(items[0].source, items[0].target)
@@ -266,7 +268,8 @@ class Movers:
         codes = dict(failed)
         move.over = True
         if move.gate >= 0:
-            self._gates.append(move.gate)
+            self._over.append(move.gate)
+            self.reuse_gates()
         if failed:
             self._m.tiers.failed(device, move.items, codes)
         again = [item for k, item in enumerate(move.items) if k in codes and self._elsewhere(move, item)]
@@ -284,12 +287,19 @@ class Movers:
             self._drop_wrong(device, [(move.items[k], code) for k, code in codes.items()])
         self._onward([(target, i.target_frame) for i in good], True)
         self._onward([(target, i.target_frame) for i, _ in bad], False)
+        self._m.tiers.landed(target, good)
         if move.why == "load":
             self._m.tiers.loaded(move.cid, target, good)
         if again:
             self._retry(again, move.cid)
         if move.then is not None:
             move.then(good, bad)
+
+    def reuse_gates(self) -> None:
+        """Gates of ended moves are free when no pass is in flight: a larger ticket there would hide that a load failed."""
+        if self._over and not any(device.flight for device in self._m.devices):
+            self._gates.extend(self._over)
+            self._over.clear()
 
     def _elsewhere(self, move: Move, item: Item) -> bool:
         """A load that failed may come from another copy."""
@@ -318,9 +328,10 @@ class Movers:
         """A copy with other content, or that its own driver cannot read, is no copy."""
         for item, code in failed:
             lost = code == E.ECORRUPT or (item.source == carrier.index and code in (E.ENOENT, E.EIO))
-            if lost and self._m.devices[item.source].tier != "hbm":
-                if self._core.copies_of(item.block)[item.source] == item.source_frame:
-                    self._core.forget_copies(item.source, [item.block])
+            if not lost or self._m.devices[item.source].tier == "hbm":
+                continue
+            if self._core.copies_of(item.block)[item.source] == item.source_frame:
+                self._core.forget_copies(item.source, [item.block])
 
     def _onward(self, frames: Iterable[tuple[int, int]], good: bool) -> None:
         """The next hop of what landed; what did not come will not go on."""

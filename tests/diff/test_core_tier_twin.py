@@ -10,7 +10,14 @@ from .tier_machine import TierMachine
 
 @pytest.mark.parametrize(
     ("devices", "tiers", "hash_bits", "size"),
-    [(1, (5, 4), 128, 4), (2, (5, 4), 128, 4), (1, (6,), 128, 4), (1, (5, 4), 2, 4), (1, (9, 0), 128, 3), (1, (5, 30), 128, 2)],
+    [
+        (1, (5, 4), 128, 4),
+        (2, (5, 4), 128, 4),
+        (1, (6,), 128, 4),
+        (1, (5, 4), 2, 4),
+        (1, (9, 0), 128, 3),
+        (1, (5, 30), 128, 2),
+    ],
 )
 def test_core_and_twin_agree(devices: int, tiers: tuple[int, ...], hash_bits: int, size: int) -> None:
     run(TierMachine, devices=devices, tiers=tiers, hash_bits=hash_bits, size=size)

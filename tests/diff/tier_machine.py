@@ -21,7 +21,7 @@ from hypothesis.stateful import invariant
 from attnix.kernel.batch import unpack_seqs
 from attnix.kernel.errors import Panic
 from attnix.kernel.params import MAX_DEVICES
-from attnix.kernel.records import FACT, LOADING, NO_COPY, PREFILL, VALID, Admit
+from attnix.kernel.records import LOADING, NO_COPY, PREFILL, VALID, Admit
 
 from .core_machine import CALLS, GARBAGE, ROOTS, CoreMachine, digest
 
@@ -531,7 +531,9 @@ class TierMachine(CoreMachine):
             whole = chain[i * self.size : (i + 1) * self.size]
             b = blocks[i] if i < len(blocks) else tail
             held = self.contents[d][self.twin.copies_of(b)[d]]
-            assert held[: len(whole)] == whole or (b == tail and held[: end - i * self.size] == whole[: end - i * self.size])
+            assert held[: len(whole)] == whole or (
+                b == tail and held[: end - i * self.size] == whole[: end - i * self.size]
+            )
         assert counts or not computed
 
     @invariant()
@@ -543,7 +545,9 @@ class TierMachine(CoreMachine):
             n = (end - 1) % self.size + 1
             for d, f in enumerate(self.twin.copies_of(b)):
                 if f >= 0 and self.state(d, f) == VALID:
-                    assert self.contents[d][f][:n] == self.chain(s)[end - n : end], f"saved tail of slot {s} on {d} is wrong"
+                    assert self.contents[d][f][:n] == self.chain(s)[end - n : end], (
+                        f"saved tail of slot {s} on {d} is wrong"
+                    )
 
     def teardown(self) -> None:
         for d in list(self.plans):

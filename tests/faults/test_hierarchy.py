@@ -292,6 +292,20 @@ class Chatter(threading.Thread):
                 self.answers += 1
 
 
+def test_a_tier_that_takes_nothing_is_not_asked_without_end(start: Start) -> None:
+    """Every write fails at once with EIO, as with a network store behind an open breaker."""
+    faults = json.dumps({"fail_items": list(range(5000))})
+    daemon = start("--hbm", "4KiB", "--dram", "256KiB", "--sim-tier", f"2MiB,{faults}", *SLOW)
+    with conversing(daemon) as client:
+        talk = Conversations(client)
+        for _ in range(3):
+            talk.turn()
+        talk.sound()
+        blocks = talk.count("computed_tokens") // 16 + 4 * CONTEXTS  # and a partial one per context and turn
+        assert 0 < talk.count("transfer_errors") <= 2 * blocks
+    daemon.end()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("below", ["nvme", "sim"])
 def test_six_clients_while_drivers_die(start: Start, below: str) -> None:
