@@ -218,7 +218,7 @@ class TierMachine(CoreMachine):
 
     def fails(self, item: Item) -> None:
         """Nothing of it came: a pass in flight that waits for it will fail."""
-        device, f = item.target
+        device = item.target[0]
         plan = self.plans.get(device)
         if plan is not None and any(item in self.counted_on(q.slot) for q in unpack_seqs(plan.seqs)):
             self.doomed.add(device)
