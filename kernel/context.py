@@ -52,7 +52,7 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
+        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
         "parked", "pinned_until_ns", "preemptions", "process", "queued", "slot", "tier_hits", "told_blocks", "turns", "unparking",
     )  # fmt: skip
 
@@ -80,6 +80,7 @@ class Context:
         self.gated = False  # it has computed on top of them: until they have landed it runs behind their gates only
         self.pinned_until_ns = 0  # 0: not pinned
         self.tier_hits: dict[str, int] = {}  # tokens loaded, by tier
+        self.hint: tuple[int, int] | None = None  # (kind, due_ns): what is known of the end of the turn that runs
         self.turns = 0  # generations that ended
         self.told_blocks = 0  # first blocks of its log that its device's eviction policy has heard of
         self.mark = Usage()  # usage when the last generation ended

@@ -171,3 +171,13 @@ class Costs:
             return 0
         n = self.block_tokens
         return int(fit.a * n + fit.b * n * (depth + n / 2))
+
+    def depth_cheaper_than(self, device: int, ns: float) -> float:
+        """Blocks that lie at a smaller depth take less than `ns` to compute again; 0: none, or unknown."""
+        fit = self.prefill[device].known() if device < len(self.prefill) else None
+        if fit is None:
+            return 0.0
+        n = self.block_tokens
+        if fit.b <= 0:
+            return float("inf") if fit.a * n < ns else 0.0
+        return max(0.0, (ns / n - fit.a) / fit.b - n / 2)

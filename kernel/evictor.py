@@ -202,11 +202,11 @@ class Evictor:
         back = costs.link(*m.tiers.link_of(below.index, self._device.index)).ns(costs.frame_bytes)
         if not away or not back or not costs.rebuild_ns(self._device.index, 0):
             return []
+        deepest = costs.depth_cheaper_than(self._device.index, away + back)
+        if deepest <= 0:
+            return []
         facts = FACT.iter_unpack(self._core.facts(blocks))
-        return [
-            b for b, fact in zip(blocks, facts, strict=True)
-            if costs.rebuild_ns(self._device.index, fact[2]) < away + back
-        ]  # fmt: skip
+        return [b for b, fact in zip(blocks, facts, strict=True) if fact[2] < deepest]
 
     def _demoted(self, good: list[Item], bad: list[tuple[Item, int]]) -> None:
         self.leaving -= len(good) + len(bad)

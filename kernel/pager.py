@@ -22,6 +22,9 @@ from .cost import split
 from .errors import Panic
 from .records import EVICT, NO_COPY, OK, Admit
 
+_NOWHERE = bytes((NO_COPY,))
+IDLE_AT_ONCE = 32  # idle contexts that let go of their rows together, so that a policy has something to choose from
+
 if TYPE_CHECKING:
     from .machine import Machine
     from .sched import Scheduler
@@ -60,17 +63,20 @@ class Pager:
     def admit(self, context: Context, active: int) -> bool:
         """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all."""
         sources, first_load = self._m.tiers.sources(self._device), 0
-        if sources:
+        mapped = self._core.slot_row(context.slot).entries
+        if sources and self._m.costs.prefill[self._device.index].known() is not None:
             first_load = self._split(context)
         partial = self._m.tiers.partial_tokens(self._device)
         while True:
             result = self._core.admit(context.slot, self._reserve(active), sources, first_load, partial)
             short = result.shortage_frames
+            mapped += result.mapped_frames
             if result.mapped_frames and self._m.tiers.evictors[self._device.index].policy.listens:
                 self._m.tiers.evictors[self._device.index].policy.used(
                     self._m.view, self._device.index, self._core.hit_blocks()
                 )
             if result.status == OK:
+                context.told_blocks = max(context.told_blocks, mapped + result.loads)
                 self._admitted(context, result)
                 return True
             if result.status == EVICT:
@@ -106,16 +112,12 @@ class Pager:
         """First block to load rather than compute, of those that are not in hbm but in a slower tier."""
         where = self._core.residency(context.slot)
         own = self._device.index
-        first = 0
-        while first < len(where) and where[first] == own:
-            first += 1
-        last = first
-        slowest = own
-        while last < len(where) and where[last] != NO_COPY:
-            slowest = max(slowest, where[last])
-            last += 1
-        if last == first or slowest == own:
+        rest = where.lstrip(bytes((own,)))
+        first = len(where) - len(rest)
+        rest = rest.partition(_NOWHERE)[0]
+        if not rest or max(rest) == own:
             return 0
+        last, slowest = first + len(rest), max(rest)
         m = self._m
         costs = m.costs
         link = costs.link(*m.tiers.link_of(slowest, own))
@@ -132,8 +134,22 @@ class Pager:
         return first + choice.first_load
 
     def make_room(self, shortage_frames: int) -> bool:
-        """Drop idle contexts, the least recently used first, until that many frames are had.  False: there is none."""
-        return self._drop_some(self._idle(), shortage_frames, "idle")
+        """Drop idle contexts, the least recently used first, until that many frames are had.  False: there is none.
+
+        Their blocks stay as cache until the policy takes them.  A policy that looks at more than recency gets the blocks
+        of some more contexts to choose from; a context that is used again finds those of its own that were left alone.
+        """
+        found = self._drop_some(self._idle(), shortage_frames, "idle")
+        if (
+            found
+            and not self.waits
+            and self._m.tiers.exist
+            and self._m.tiers.evictors[self._device.index].policy.name != "lru"
+        ):
+            for _, context in zip(range(IDLE_AT_ONCE), self._idle(), strict=False):
+                if self._can_drop(context) and not self._drop(context, "idle"):
+                    break
+        return found
 
     def _idle(self) -> Iterator[Context]:
         for context in list(self._sched.idle.values()):
@@ -185,6 +201,7 @@ class Pager:
         if self._m.tiers.exist and not self.save_tail(context):
             return False
         self._core.drop(context.slot)
+        context.told_blocks = 0
         context.gates = []
         context.admitted = False
         context.preemptions += 1

@@ -191,12 +191,15 @@ class Tiers:
     def wrote(self, device: Device) -> None:
         device.full_once = False
 
+    def landed(self, target: int, good: list[Item]) -> None:
+        """Blocks have a copy on `target` now."""
+        policy = self.evictors[target].policy
+        if policy.listens and good:
+            policy.inserted(self._m.view, target, [item.block for item in good])
+
     def loaded(self, cid: int, target: int, good: list[Item]) -> None:
         """Blocks came to `target` for a context; those that came to hbm are hits of the tier that they came from."""
         m = self._m
-        evictor = self.evictors[target]
-        if evictor.policy.listens and good:
-            evictor.policy.inserted(m.view, target, [item.block for item in good])
         if m.devices[target].tier != "hbm":
             return
         context = m.contexts.get(Cid(cid))
@@ -270,6 +273,8 @@ class Tiers:
         """A job of this context ended: remember why, tell the policies, and write through if that is asked."""
         m = self._m
         context.turns += 1
+        if context.hint is not None:
+            (kind, due_ns), context.hint = context.hint, None
         core = self._core
         index = context.device
         policy = self.evictors[index].policy
@@ -282,6 +287,12 @@ class Tiers:
             context.told_blocks = len(blocks)
             if blocks:
                 policy.ended(m.view, index, blocks)
+        for evictor in self.evictors[self.computes :]:
+            if evictor.policy.listens:
+                known = core.log_blocks(context.slot)
+                held = [b for b, state in zip(known, core.copied(known, 1 << evictor.index), strict=True) if state]
+                if held:
+                    evictor.policy.ended(m.view, evictor.index, held)
         if self.exist and (m.sysctl.write != "back" or context.kept is not None):
             self.write_through(context)
 
