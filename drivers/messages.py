@@ -14,11 +14,12 @@ from attnix.kernel.params import MAX_DEVICES
 from attnix.kernel.tag import GATES, tag_bytes
 
 from .channel import BadMessage
-from .protocol import ExecStats, Probe
+from .protocol import ExecStats, Probe, TimedPrefill
 
 
 def probe_message(request: int, probe: Probe) -> list[Any]:
-    return ["probe", request, {**probe._asdict(), "capabilities": list(probe.capabilities)}]
+    timed = [list(one) for one in probe.prefill]
+    return ["probe", request, {**probe._asdict(), "capabilities": list(probe.capabilities), "prefill": timed}]
 
 
 def decode_probe(message: list[Any]) -> tuple[int, Probe]:
@@ -36,6 +37,8 @@ def decode_probe(message: list[Any]) -> tuple[int, Probe]:
                 value,
             )
             value = tuple(value or ())
+        elif name == "prefill":
+            value = decode_prefill(value)
         elif name in _PROBE_NUMBERS:
             _expect(isinstance(value, int) and _is_int(value) and value >= 0, f"probe field {name}", value)
         else:
@@ -43,6 +46,19 @@ def decode_probe(message: list[Any]) -> tuple[int, Probe]:
         values.append(value)
     return message[1], Probe(*values)
 
+
+def decode_prefill(value: object) -> tuple[TimedPrefill, ...]:
+    """Timed passes as they travel.  Error: BadMessage for anything that no pass can have been."""
+    _expect(isinstance(value, list | tuple) and len(value) <= MAX_TIMED, "probe field prefill", value)
+    assert isinstance(value, list | tuple)
+    for one in value:
+        _expect(isinstance(one, list) and len(one) == 3 and all(map(_is_int, one)), "probe field prefill", one)
+        _expect(one[0] > 0 and one[1] >= 0 and one[2] > 0 and max(one) <= _MAX_INT, "probe field prefill", one)
+    return tuple(TimedPrefill(*one) for one in value)
+
+
+MAX_TIMED = 64  # passes in a probe: more would only forget the first ones
+_MAX_INT = 1 << 62
 
 _PROBE_NUMBERS = frozenset(
     {

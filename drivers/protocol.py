@@ -44,6 +44,14 @@ LAST: Final = b"\x00"
 MORE: Final = b"\x01"
 
 
+class TimedPrefill(NamedTuple):
+    """One pass that computed a prompt: `tokens` of it, on top of `cached` that were there."""
+
+    tokens: int
+    cached: int
+    elapsed_ns: int
+
+
 class Probe(NamedTuple):
     """What a driver says of itself."""
 
@@ -63,6 +71,7 @@ class Probe(NamedTuple):
     read_bytes_s: int = 0  # measured bandwidth out of its frames; 0: not known yet
     write_bytes_s: int = 0
     latency_ns: int = 0  # of a transfer of one frame, beyond its bytes
+    prefill: tuple[TimedPrefill, ...] = ()  # timed at the start of the first life; each an array of three on the wire
 
 
 class ExecStats(NamedTuple):

@@ -3,8 +3,8 @@
     python -m attnix.drivers.sim --channel FD --arena FD --rows FD --config JSON
 
 Configuration (a JSON object): slots, entries (the row layout, required), block_tokens, vocab, model, script,
-ns_per_token, ns_per_pass, numerics, layers (of a stored frame); with tiers also dram_fd, dram_device, dram_frames and
-gates_fd.  The capacity is what fits into the arena.  Times are really slept here.
+ns_per_token, ns_per_pass, numerics, layers (of a stored frame), prefill (what its probe tells as timed passes, whatever
+passes really take); with tiers also dram_fd, dram_device, dram_frames and gates_fd.  The capacity is what fits into the arena.  Times are really slept here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferD
 from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
 
+from .channel import BadMessage
 from .memfd import map_read_only, map_shared, memfd_bytes
-from .protocol import PROTOCOL_VERSION, Probe
+from .messages import decode_prefill
+from .protocol import PROTOCOL_VERSION, Probe, TimedPrefill
 from .serve import ConfigError, DriverArguments, run_driver
 from .sim_device import SimDevice
 from .sim_model import (
@@ -52,7 +54,7 @@ __all__ = [
 _GATE_POLL_S = 0.0001
 _SETTINGS = {
     "slots": int, "entries": int, "block_tokens": int, "vocab": int, "model": str,
-    "script": list, "ns_per_token": int, "ns_per_pass": int, "numerics": str, "layers": int,
+    "script": list, "ns_per_token": int, "ns_per_pass": int, "numerics": str, "layers": int, "prefill": list,
     "dram_fd": int, "dram_device": int, "dram_frames": int, "gates_fd": int,
 }  # fmt: skip
 
@@ -60,11 +62,19 @@ _SETTINGS = {
 class SimBackend:
     """A SimDevice as a driver backend."""
 
-    def __init__(self, device: SimDevice, numerics: str, dram: mmap.mmap | None = None, dram_device: int = -1) -> None:
+    def __init__(
+        self,
+        device: SimDevice,
+        numerics: str,
+        dram: mmap.mmap | None = None,
+        dram_device: int = -1,
+        prefill: tuple[TimedPrefill, ...] = (),
+    ) -> None:
         self._device = device
         self._numerics = numerics
         self._dram = dram
         self._dram_device = dram_device
+        self._prefill = prefill
 
     def probe(self) -> Probe:
         device = self._device
@@ -82,6 +92,7 @@ class SimBackend:
             engine="sim/blake2b",
             model=device.model,
             stored_bytes=device.format.stored_bytes,
+            prefill=self._prefill,
         )
 
     def identify(self, identity: bytes) -> None:
@@ -147,10 +158,11 @@ def make_backend(arguments: DriverArguments) -> SimBackend:
             layers=config.get("layers", 1),
             gates=map_shared(config["gates_fd"]) if "gates_fd" in config else None,
         )
-    except ValueError as error:
+        prefill = decode_prefill(config.get("prefill", ()))
+    except (ValueError, BadMessage) as error:
         raise ConfigError(str(error)) from error
     dram = map_shared(config["dram_fd"]) if "dram_fd" in config else None
-    return SimBackend(device, config.get("numerics", "invariant"), dram, config.get("dram_device", -1))
+    return SimBackend(device, config.get("numerics", "invariant"), dram, config.get("dram_device", -1), prefill)
 
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:

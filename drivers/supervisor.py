@@ -441,7 +441,7 @@ class _Device:
         self._emit_open(
             DriverUp(
                 self.spec.device, life.epoch, life.pid, arena, probe.engine, probe.capabilities,
-                probe.read_bytes_s, probe.write_bytes_s, probe.latency_ns,
+                probe.read_bytes_s, probe.write_bytes_s, probe.latency_ns, probe.prefill,
             )
         )  # fmt: skip
 

@@ -503,6 +503,9 @@ class TierRow(NamedTuple):
     write_bytes: int = 0
     errors: int = 0
     corrupt: int = 0
+    prefill_token_ns: float = 0.0  # what computing costs: for each new token, measured; all three 0: not yet
+    prefill_pair_ns: float = 0.0  # for each pair of a new token and one that it attends to
+    prefill_pass_ns: float = 0.0  # for the pass itself
 
 
 class TiersResult(NamedTuple):

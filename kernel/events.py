@@ -65,6 +65,7 @@ class DriverUp(NamedTuple):
     engine        how it does its work, for people
     capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena
     read_bytes_s, write_bytes_s, latency_ns  what it measured of itself at its start; 0: nothing yet
+    prefill       passes that it timed before: (tokens computed, tokens cached before them, ns)
     """
 
     device: int
@@ -76,6 +77,7 @@ class DriverUp(NamedTuple):
     read_bytes_s: int = 0
     write_bytes_s: int = 0
     latency_ns: int = 0
+    prefill: tuple[tuple[int, int, int], ...] = ()
 
 
 class DriverDown(NamedTuple):

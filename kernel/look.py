@@ -41,12 +41,13 @@ def tier_row(m: Machine, device: Device) -> TierRow:
     state = "up" if device.up else "down"
     if device.up and (device.read_only or device.draining):
         state = "draining" if device.draining else "read-only"
+    fit = m.costs.prefill[device.index].known() if device.tier == "hbm" else None
     return TierRow(
         device.name, device.tier, state, device.epoch, device.capacity, free, reclaimable,
         device.capacity - free - reclaimable, m.core.wired_frames(device.index),
         m.config.kv.frame_bytes(m.config.block_tokens), device.driver_pid, device.restarts,
         m.tiers.evictors[device.index].policy.name, device.engine, int(read.bytes_s), int(write.bytes_s),
-        int(read.latency_ns), read.moved_bytes, write.moved_bytes, device.errors, device.corrupt,
+        int(read.latency_ns), read.moved_bytes, write.moved_bytes, device.errors, device.corrupt, *(fit or ()),
     )  # fmt: skip
 
 

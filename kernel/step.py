@@ -221,6 +221,8 @@ class Kernel:
             link = m.costs.link(device.index, verb)
             if bytes_s and not link.bytes_s:
                 link.bytes_s, link.latency_ns = float(bytes_s), float(event.latency_ns)
+        for tokens, cached, elapsed_ns in event.prefill:
+            m.costs.prefill[device.index].seen(tokens, tokens * (cached + tokens / 2), elapsed_ns)
         found = f", frames {event.arena}" if device.restarts else ""
         m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}{found}")
         if device.tier != "hbm":

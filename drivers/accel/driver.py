@@ -31,9 +31,11 @@ from attnix.kernel.geometry import RowLayout
 from attnix.kernel.params import BLOCK_TOKENS
 from attnix.kernel.tag import GATES
 
+from ..channel import EPOCH_VARIABLE
 from ..memfd import advise_huge_pages, map_read_only, map_shared, populate_aside
-from ..protocol import PROTOCOL_VERSION, Probe
+from ..protocol import PROTOCOL_VERSION, Probe, TimedPrefill
 from ..serve import ConfigError, DriverArguments
+from .calibration import measure_prefill
 from .config import ELEMENT_BYTES, KvDtype
 from .identity import fingerprint
 from .model import LoadFailed, Model, Numerics, PageRows, PassRefused, Refusal
@@ -159,7 +161,9 @@ class AccelBackend:
                 raise ConfigError(
                     f"{len(memoryview(rows))} bytes of page-table rows, {layout} needs {layout.total_bytes}"
                 )
-            self._model.attach(arena, PageRows.over(rows, layout), config.block_tokens, self._capacity_frames)
+            self._prefill: tuple[TimedPrefill, ...] = ()
+            self._attached = (arena, PageRows.over(rows, layout), config.block_tokens, self._capacity_frames)
+            self._model.attach(*self._attached)
             if gates is not None:
                 if memoryview(gates).nbytes < 8 * GATES:
                     raise ConfigError(f"{memoryview(gates).nbytes} bytes cannot hold {GATES} gates")
@@ -214,7 +218,13 @@ class AccelBackend:
             read_bytes_s=self._speed.read_bytes_s,
             write_bytes_s=self._speed.write_bytes_s,
             latency_ns=self._speed.latency_ns,
+            prefill=self._prefill,
         )
+
+    def calibrate(self) -> None:
+        """Time prefill on frames of its own, for the probe to tell.  Takes about a second; no pass may be running."""
+        self._prefill = measure_prefill(self._model, self._config.block_tokens)
+        self._model.attach(*self._attached)
 
     def identify(self, digest: bytes) -> None:
         """What every stored frame's header carries from now on.  Error: ValueError unless it has 16 bytes."""
@@ -341,4 +351,7 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
         advise_huge_pages(dram)
         populate_aside(dram)
     gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
-    return AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
+    backend = AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
+    if os.environ.get(EPOCH_VARIABLE) == "1":  # later lives have to be quick, and the kernel knows better by then
+        backend.calibrate()
+    return backend

@@ -70,7 +70,7 @@ TIERS = TiersResult(
     (
         TierRow(
             "hbm0", "hbm", "up", 2, 728, 700, 24, 4, 1, FRAME, 4242, 1, "learned", "cpu/avx512bf16/bfloat16",
-            12 << 30, 11 << 30, 30_000, 5 << 20, 7 << 20,
+            12 << 30, 11 << 30, 30_000, 5 << 20, 7 << 20, 0, 0, 2_345_678.0, 1_104.5, 21_500_000.0,
         ),
         TierRow("dram0", "dram", "up", 1, 4096, 4000, 96, 0, 0, STORED, 0, 0, "lru", "memfd"),
         TierRow(

@@ -16,6 +16,7 @@ def tiers(as_json: JsonOption = False, socket: SocketOption = "") -> None:
     """Show every memory device: state, policy and engine; then its measured speed and what it has moved since boot.
 
     READ is out of the device, WRITE into it; the rates and the latency are measured by its driver, `-` until it has.
+    Last, what it costs to compute tokens, once that is known: timed at boot, then learned from every pass of prompts.
     """
     with call_system(socket, "tiers") as system:
         seen = system.tiers()
@@ -25,6 +26,16 @@ def tiers(as_json: JsonOption = False, socket: SocketOption = "") -> None:
     show(device_table(seen.tiers))
     show("")
     show(traffic_table(seen.tiers))
+    for row in seen.tiers:
+        if row.prefill_token_ns:
+            show("")
+            show(f"{row.device} prefill: {prefill(row)}")
+
+
+def prefill(row: TierRow) -> str:
+    """The fitted cost of computing tokens (DESIGN.md section 4), in units that compare from one machine to the next."""
+    a_us, b_ns, k_ms = row.prefill_token_ns / 1e3, row.prefill_pair_ns, row.prefill_pass_ns / 1e6
+    return f"{a_us:,.1f} us/token + {b_ns:,.2f} ns/token pair + {k_ms:,.2f} ms/pass"
 
 
 def device_table(rows: Sequence[TierRow]) -> Table:
