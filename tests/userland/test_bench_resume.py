@@ -29,10 +29,7 @@ def test_overlap_rows_are_medians_of_each_turns_ratio() -> None:
 
 
 def test_resume_rows_put_each_case_beside_its_peer() -> None:
-    ours = {
-        case: [0.010, 0.030, 0.020]
-        for case in ("hbm", "dram", "nvme", "restart", "recompute", "save dram", "save nvme")
-    }
+    ours = {case: [0.010, 0.030, 0.020] for case in ("hbm", "dram", "nvme", "restart", "recompute", "save")}
     rows = resume.rows(
         {**ours, "peer warm": [0.1], "peer cold": [0.2], "peer recompute": [6.0], "peer save": [0.05]}, "", 512
     )
