@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .evict.protocol import EvictionPolicy
     from .machine import Machine
 
+MOST_LEAVING: Final = 256  # demotions under way, and victims asked for at a time: a long wish is worked off in pieces
 AHEAD: Final = 16  # demotions begun at least, once one is needed: the next caller will need frames too
 _DIRTY, _GOING, _CLEAN = 0, 1, 2  # CoreApi.copied
 
@@ -62,14 +63,18 @@ class Evictor:
         freed = 0
         if self._ready:
             freed = self._evict_clean(self._ready, keepers, want_frames, keep=True)
-        if freed < want_frames:
-            victims = list(self.policy.victims(self._m.view, index, want_frames - freed))
+        while freed < want_frames and self.leaving < MOST_LEAVING:
+            chunk = min(want_frames - freed, MOST_LEAVING)
+            victims = list(self.policy.victims(self._m.view, index, chunk))
             states = self._core.copied(victims, keepers)
             clean = [b for b, state in zip(victims, states, strict=True) if state == _CLEAN]
-            freed += self._evict(clean, want_frames - freed, "its content is in a slower tier too")
+            more = self._evict(clean, chunk, "its content is in a slower tier too")
             dirty = [b for b, state in zip(victims, states, strict=True) if state == _DIRTY]
-            if freed < want_frames and dirty:
-                freed += self._let_go(dirty, want_frames - freed)
+            if more < chunk and dirty:
+                more += self._let_go(dirty, chunk - more)
+            freed += more
+            if not more:
+                break
         if freed < want_frames and not self.leaving:  # the policy fell short
             freed += self._oldest(want_frames - freed, keepers)
         return freed
@@ -77,8 +82,8 @@ class Evictor:
     def _oldest(self, want_frames: int, keepers: int) -> int:
         """What went longest without being wanted, and can go."""
         freed = 0
-        while freed < want_frames:
-            victims = self._can_go(want_frames - freed)
+        while freed < want_frames and self.leaving < MOST_LEAVING:
+            victims = self._can_go(min(want_frames - freed, MOST_LEAVING))
             states = self._core.copied(victims, keepers)
             more = self._evict(
                 [b for b, s in zip(victims, states, strict=True) if s == _CLEAN], want_frames - freed, "the oldest"
@@ -107,10 +112,11 @@ class Evictor:
         index = self._device.index
         freed = 0
         while freed < want_frames:
-            victims = list(self.policy.victims(self._m.view, index, want_frames - freed)) if not freed else []
-            more = self._evict(victims, want_frames - freed, "no slower tier can take it")
+            chunk = min(want_frames - freed, MOST_LEAVING)
+            victims = list(self.policy.victims(self._m.view, index, chunk))
+            more = self._evict(victims, chunk, "no slower tier can take it")
             if not more:
-                more = self._evict(self._can_go(want_frames - freed), want_frames, "the oldest of the last tier")
+                more = self._evict(self._can_go(chunk), chunk, "the oldest of the last tier")
             if not more:
                 break
             freed += more
@@ -175,7 +181,9 @@ class Evictor:
             return freed
         room = m.tiers.evictors[below.index].room(len(todo))
         if room > 0:
-            begun = m.movers.copy(device.index, below.index, todo[:room], "demote", then=self._demoted)
+            begun = m.movers.copy(
+                device.index, below.index, todo[:room], "demote", then=self._demoted, demand=len(todo) > AHEAD
+            )
             self.leaving += begun
             if begun:
                 m.count("demoted_blocks", begun)
