@@ -41,6 +41,16 @@ def reopen_read_only(fd: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
+def give_back(fd: int) -> None:
+    """Free the memory behind the whole file; it reads as zeros from now on.  Requires: no device has it registered (DESIGN.md
+    §10, item 20)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size, punch_hole = 1, 2
+    if libc.fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(memfd_bytes(fd))):
+        error = ctypes.get_errno()
+        raise OSError(error, f"memory of a memfd cannot be given back: {os.strerror(error)}")
+
+
 def memfd_bytes(fd: int) -> int:
     """The size of the file behind a descriptor; a driver learns the size of what it inherited from it."""
     return os.fstat(fd).st_size

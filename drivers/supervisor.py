@@ -27,6 +27,7 @@ from attnix.kernel.errors import E
 from attnix.kernel.events import (
     AttachTier,
     Bug,
+    DriverAsleep,
     DriverDown,
     DriverGone,
     DriverUp,
@@ -42,7 +43,7 @@ from attnix.kernel.events import (
 from .dram import DramArena, DramSpec
 from .gates import Gates
 from .life import Life, LifeCallbacks, State, failed_transfer
-from .memfd import create_memfd, map_shared, reopen_read_only
+from .memfd import create_memfd, give_back, map_shared, reopen_read_only
 from .protocol import Probe
 from .spec import DriverFds, DriverSpec, Log, Timing, driver_argv
 
@@ -129,6 +130,7 @@ class Supervisor:
         self._devices: dict[int, _Device] = {}
         self._identity = b""
         self._attaching: dict[int, asyncio.Task[None]] = {}
+        self._resting: set[asyncio.Task[None]] = set()
         self._leaving: dict[int, asyncio.Task[None]] = {}
         self._shared = _Shared(dram, log)
         try:
@@ -204,6 +206,20 @@ class Supervisor:
         self._leaving[device] = task = asyncio.ensure_future(retire())
         task.add_done_callback(lambda _: _forget(self._leaving, device, task))
 
+    def sleep(self, device: int) -> None:
+        """Stop the driver of a compute device, then give the memory of its frames back to the machine.  DriverAsleep answers."""
+        task = asyncio.ensure_future(self._sleep(device))
+        self._resting.add(task)
+        task.add_done_callback(self._resting.discard)
+
+    async def _sleep(self, device: int) -> None:
+        await self._devices[device].rest()
+        self._emit(DriverAsleep(device))
+
+    def wake(self, device: int) -> None:
+        """Start it again.  DriverUp or DriverGone answers."""
+        self._devices[device].resume()
+
     def _add(self, spec: DriverSpec) -> _Device:
         dram = self._shared.dram
         if spec.device in self._devices or (dram is not None and dram.spec.device == spec.device):
@@ -248,7 +264,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """Ask every driver to exit, make sure of it, reap all, give the memory back.  Nothing is emitted from here on."""
-        tasks = [*self._attaching.values(), *self._leaving.values()]
+        tasks = [*self._attaching.values(), *self._leaving.values(), *self._resting]
         for task in self._attaching.values():
             task.cancel()
         await asyncio.gather(*(device.stop() for device in self._devices.values()))
@@ -318,6 +334,7 @@ class _Device:
         self._emit = emit
         self._log = log
         self._closing = False
+        self._resting = False  # put to sleep: no process wanted
         self._started: asyncio.Future[Probe] | None = None
         self._respawn: asyncio.TimerHandle | None = None
         self._stable: asyncio.TimerHandle | None = None
@@ -397,9 +414,28 @@ class _Device:
         if self.life is not None:
             await self.life.stop()
 
+    async def rest(self) -> None:
+        """No process and no frames until `resume`.  Nobody else may be reading or writing them."""
+        self._resting = True
+        for timer in (self._respawn, self._stable):
+            if timer is not None:
+                timer.cancel()
+        self._respawn = self._stable = None
+        if self.life is not None:
+            await self.life.stop()
+        if self._owns_arena:
+            give_back(self.arena_fd)
+
+    def resume(self) -> None:
+        if self._resting:
+            self._resting = False
+            self.failures = 0
+            if self.life is None:
+                self._spawn()
+
     def _spawn(self) -> None:
         self._respawn = None
-        if self._closing:
+        if self._closing or self._resting:
             return
         self.epoch += 1
         if self.epoch > 1 and self.spec.arena == "lost" and self._owns_arena:
@@ -459,7 +495,7 @@ class _Device:
         if self._stable is not None:
             self._stable.cancel()
             self._stable = None
-        if self._closing:
+        if self._closing or self._resting:
             return
         if life.was_up:
             self._emit_open(DriverDown(self.spec.device, life.epoch, life.reason))

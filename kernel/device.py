@@ -14,8 +14,31 @@ class Device:
     """up and epoch follow the driver; `flight` is the pass that runs there now (a tier has none)."""
 
     __slots__ = (
-        "blame", "capacity", "driver_pid", "epoch", "failures", "flight", "gone", "index", "isolate", "name", "read_only", "restarts", "samples",
-        "seq", "tier", "transfer_seq", "up", "errors", "corrupt", "direct", "draining", "engine", "found", "full_once", "removed",
+        "blame",
+        "capacity",
+        "corrupt",
+        "direct",
+        "draining",
+        "driver_pid",
+        "engine",
+        "epoch",
+        "errors",
+        "failures",
+        "flight",
+        "found",
+        "full_once",
+        "gone",
+        "index",
+        "isolate",
+        "name",
+        "read_only",
+        "removed",
+        "restarts",
+        "samples",
+        "seq",
+        "tier",
+        "transfer_seq",
+        "up",
     )  # fmt: skip
 
     def __init__(self, index: int, config: DeviceConfig) -> None:

@@ -139,6 +139,12 @@ class TransferDone(NamedTuple):
     elapsed_ns: int
 
 
+class DriverAsleep(NamedTuple):
+    """Its process has ended and its memory is given back (SleepDriver)."""
+
+    device: int
+
+
 class Found(NamedTuple):
     """What a tier's driver found in its slots when it started: `rows` is (frame int32, tag) per valid slot.
 
@@ -212,6 +218,7 @@ Event: TypeAlias = (
     | ExecDone
     | ExecFailed
     | TransferDone
+    | DriverAsleep
     | Found
     | Timer
     | Bug
@@ -279,6 +286,18 @@ class AttachTier(NamedTuple):
 
 class DetachTier(NamedTuple):
     """The tier is drained: stop its driver for good and forget it.  Nothing answers."""
+
+    device: int
+
+
+class SleepDriver(NamedTuple):
+    """Stop the driver of a compute device and give the memory of its frames back.  Answered by DriverAsleep."""
+
+    device: int
+
+
+class WakeDriver(NamedTuple):
+    """Start it again.  Answered by DriverUp or DriverGone."""
 
     device: int
 
@@ -369,6 +388,8 @@ Effect: TypeAlias = (
     | Transfer
     | AttachTier
     | DetachTier
+    | SleepDriver
+    | WakeDriver
     | Tokens
     | Prime
     | Journal

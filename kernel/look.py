@@ -38,7 +38,7 @@ def tier_row(m: Machine, device: Device) -> TierRow:
     free = m.core.free_frames(device.index)
     reclaimable = m.core.reclaimable_frames(device.index)
     read, write = m.costs.link(device.index, "read"), m.costs.link(device.index, "write")
-    state = "up" if device.up else "down"
+    state = "up" if device.up else "asleep" if m.asleep and device.tier == "hbm" else "down"
     if device.up and (device.read_only or device.draining):
         state = "draining" if device.draining else "read-only"
     fit = m.costs.prefill[device.index].known() if device.tier == "hbm" else None

@@ -64,6 +64,7 @@ class Machine:
         self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
+        self.asleep = False  # hbm is given back, or being given back
         self.uname: UnameResult | None = None
         self._effects: list[Effect] = []
         self._domains: dict[str, tuple[int, bytes]] = {}
@@ -130,10 +131,10 @@ class Machine:
         return (c for c in self.contexts.values() if c.device == device)
 
     def held(self, context: Context) -> bool:
-        """Its process is stopped, or its client reads too slowly."""
+        """Its process is stopped, or its client reads too slowly, or the system sleeps."""
         process = context.process
         connection = self.connections.get(process.conn)
-        return process.stopped or (connection is not None and connection.paused)
+        return self.asleep or process.stopped or (connection is not None and connection.paused)
 
     def reply(self, conn: int, request: int, code: E | int, result: tuple[object, ...] | Detail) -> None:
         """The one place where an outstanding request is answered.  A connection that is gone gets nothing."""

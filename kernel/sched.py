@@ -122,9 +122,8 @@ class Scheduler:
             if plan.status == EVICT:
                 if not self.pager.evict(plan.shortage_frames):
                     return False  # frames are being copied away: a transfer is to end
-            elif plan.status == NOROOM and not self.pager.make_room(plan.shortage_frames):
-                if self.pager.waits or not self.pager.preempt(plan.shortage_frames):
-                    return False
+            elif plan.status == NOROOM and not self._find_room(plan.shortage_frames):
+                return False
         if not plan.sequences:
             return False
         device.seq += 1
@@ -135,6 +134,11 @@ class Scheduler:
         self._m.count("passes")
         self._m.emit(device.flight)
         return True
+
+    def _find_room(self, shortage_frames: int) -> bool:
+        """False: not yet, a transfer is to end."""
+        pager = self.pager
+        return pager.make_room(shortage_frames) or (not pager.waits and pager.preempt(shortage_frames))
 
     def _histories(self, seqs: bytes) -> tuple[bytes, ...]:
         return tuple(

@@ -24,6 +24,7 @@ from .events import (
     Bug,
     Connect,
     Disconnect,
+    DriverAsleep,
     DriverDown,
     DriverGone,
     DriverUp,
@@ -76,6 +77,7 @@ class Kernel:
             DriverGone: self._driver_gone,
             TransferDone: self.machine.movers.done,
             Found: self._found,
+            DriverAsleep: lambda event: self.machine.errands.driver_asleep(),
             Timer: self._timer,
             Bug: self._bug,
             Restored: self.machine.names.restore,
@@ -229,6 +231,8 @@ class Kernel:
             m.tiers.tier_up(device, event.arena if device.restarts else "kept")
             m.errands.device_up(device)
             return
+        if m.asleep:
+            m.errands.run()
         if event.arena == "lost" and device.restarts:
             for context in m.contexts_of(device.index):
                 m.core.stop_running(context.slot)
@@ -273,6 +277,7 @@ class Kernel:
             m.errands.device_gone(device)
             return
         m.tiers.tier_down(device)
+        m.errands.device_gone(device)
         self._lose_pass(device)
         for context in list(m.contexts_of(device.index)):
             if context.job is not None:

@@ -52,7 +52,7 @@ class Sysctl:
     gates: int = 1
     share_permille: int = 500
     max_ms: int = 600_000
-    policy: str = "lru"
+    policy: str = registry.DEFAULT
     policy_hbm: str = ""
     policy_dram: str = ""
     policy_nvme: str = ""

@@ -8,9 +8,9 @@ from . import calls as c
 from .config import DeviceConfig
 from .context import Context, Job, JobKind
 from .device import Device
-from .errands import Arrival, Attach, Demotion, Detach, Errand, Promotion, resident_blocks
+from .errands import Arrival, Attach, Demotion, Detach, Errand, Promotion, Sleep, Wake, resident_blocks
 from .errors import E, Errno
-from .events import AttachTier, Syscall
+from .events import AttachTier, Syscall, WakeDriver
 from .evictor import Evictor
 from .ids import Cid
 from .machine import Machine
@@ -242,7 +242,32 @@ def detach_tier(m: Machine, connection: Connection, call: Syscall, args: c.Detac
     _errand(m, Detach(call.conn, call.request, device))
 
 
+def sleep(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> None:
+    administrator(m, connection, "put the system to sleep")
+    if m.asleep:
+        raise Errno(E.EBUSY, "the system sleeps already: `attnix wake` ends that")
+    if m.tiers.stage is None:
+        raise Errno(E.ENODEV, "there is no tier below hbm to keep contexts in: boot with --dram", tier="dram")
+    m.asleep = True
+    for context in list(m.contexts.values()):
+        if context.job is not None:
+            m.schedulers[context.device].hold(context)
+    _errand(m, Sleep(call.conn, call.request))
+
+
+def wake(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> None:
+    administrator(m, connection, "wake the system")
+    if not m.asleep or any(isinstance(errand, (Sleep, Wake)) for errand in m.errands.open):
+        raise Errno(E.EBUSY, "the system does not sleep, or is just going to or waking up")
+    for device in m.devices[: m.tiers.computes]:
+        device.gone = ""
+        m.emit(WakeDriver(device.index))
+    _errand(m, Wake(call.conn, call.request, None))
+
+
 TRAPS: dict[str, Trap] = {
+    "sleep": sleep,
+    "wake": wake,
     "pin": pin,
     "unpin": unpin,
     "advise": advise,

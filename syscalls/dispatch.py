@@ -37,6 +37,7 @@ from attnix.kernel.events import (
     RestartDriver,
     Resume,
     SetTimer,
+    SleepDriver,
     SnapshotRead,
     SnapshotWritten,
     StopAt,
@@ -45,6 +46,7 @@ from attnix.kernel.events import (
     Timer,
     Tokens,
     Transfer,
+    WakeDriver,
     WriteSnapshot,
 )
 from attnix.kernel.params import MAX_REQUESTS
@@ -184,6 +186,8 @@ class Dispatcher:
             Transfer: port.transfer,
             AttachTier: port.attach,
             DetachTier: lambda effect: port.detach(effect.device),
+            SleepDriver: lambda effect: port.sleep(effect.device),
+            WakeDriver: lambda effect: port.wake(effect.device),
             Prime: self._on_prime,
             Journal: self._on_journal,
             WriteSnapshot: self._on_snapshot,

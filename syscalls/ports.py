@@ -44,6 +44,14 @@ class DriverPort(Protocol):
         """Stop the driver of a tier for good; nothing comes back."""
         ...
 
+    def sleep(self, device: int) -> None:
+        """Stop the driver of a compute device and give its memory back; DriverAsleep comes back."""
+        ...
+
+    def wake(self, device: int) -> None:
+        """Start it again; DriverUp or DriverGone comes back."""
+        ...
+
     def restart(self, device: int, reason: str) -> None:
         """Kill the driver of `device`, reap it, start it again."""
         ...

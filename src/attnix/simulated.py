@@ -29,6 +29,7 @@ from attnix.kernel.events import (
     Connect,
     DetachTier,
     Disconnect,
+    DriverAsleep,
     DriverDown,
     DriverUp,
     Effect,
@@ -40,11 +41,13 @@ from attnix.kernel.events import (
     Reply,
     RestartDriver,
     SetTimer,
+    SleepDriver,
     Syscall,
     Timer,
     Tokens,
     Transfer,
     TransferDone,
+    WakeDriver,
 )
 from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.step import Kernel
@@ -138,6 +141,7 @@ class SimulatedSystem:
         self.pending: list[deque[Exec | Transfer]] = [deque() for _ in self.devices]
         self.epochs = [0] * len(self.devices)
         self.timers: list[tuple[int, int]] = []
+        self.sleeping: list[int] = []  # compute devices whose driver is stopping
         self.attaching: list[int] = []  # tiers whose driver is starting
         self.clients: dict[int, SimulatedClient] = {}
         self.halted = False
@@ -177,6 +181,11 @@ class SimulatedSystem:
                 self.epochs.append(0)
             self.devices[effect.device] = tier
             self.attaching.append(effect.device)
+        elif isinstance(effect, SleepDriver):
+            self.devices[effect.device].arena[:] = bytes(len(self.devices[effect.device].arena))
+            self.sleeping.append(effect.device)
+        elif isinstance(effect, WakeDriver):
+            self.attaching.append(effect.device)
         elif isinstance(effect, DetachTier):
             self.devices[effect.device] = None
         elif isinstance(effect, Reply):
@@ -203,6 +212,9 @@ class SimulatedSystem:
 
     def tick(self, device: int = 0) -> bool:
         """Complete the oldest pass or transfer of a device.  False: there is none, or it waits at a gate."""
+        if self.sleeping:
+            self.step(DriverAsleep(self.sleeping.pop()))
+            return True
         if self.attaching:
             self.driver_up(self.attaching.pop())
             return True
@@ -364,6 +376,8 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "vmstat": calls.Empty,
     "sysctl": calls.SysctlArgs,
     "fsck": calls.Empty,
+    "sleep": calls.Empty,
+    "wake": calls.Empty,
     "pin": calls.PinArgs,
     "unpin": calls.LookArgs,
     "advise": calls.AdviseArgs,

@@ -519,7 +519,9 @@ class Hierarchy(KernelMachine):
         for _ in range(count):
             self.system.tick(device)
 
-    @rule(which=st.integers(0, 9), mask=st.integers(0, 255), code=st.sampled_from([E.EIO, E.ECORRUPT, E.ENOSPC, E.ENOENT]))
+    @rule(
+        which=st.integers(0, 9), mask=st.integers(0, 255), code=st.sampled_from([E.EIO, E.ECORRUPT, E.ENOSPC, E.ENOENT])
+    )
     @precondition(lambda self: self.busy())
     def transfer_fails(self, which: int, mask: int, code: E) -> None:
         """Some items of the oldest transfer of a device fail; the others are done."""
@@ -571,7 +573,10 @@ class Hierarchy(KernelMachine):
     def advise(self, which: int, advice: str) -> None:
         self.ask(which, "advise", advice)
 
-    @rule(policy=st.sampled_from(["lru", "fifo", "arc", "lfu", "s3fifo"]), write=st.sampled_from(["back", "through", "selective"]))
+    @rule(
+        policy=st.sampled_from(["lru", "fifo", "arc", "lfu", "s3fifo"]),
+        write=st.sampled_from(["back", "through", "selective"]),
+    )
     def retune(self, policy: str, write: str) -> None:
         root = self.system.connect(0)
         root.result(root.post("sysctl", "evict.policy", policy))
