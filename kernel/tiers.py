@@ -289,8 +289,8 @@ class Tiers:
                 policy.ended(m.view, index, blocks)
         for evictor in self.evictors[self.computes :]:
             if evictor.policy.listens:
-                known = core.log_blocks(context.slot)
-                held = [b for b, state in zip(known, core.copied(known, 1 << evictor.index), strict=True) if state]
+                log = core.log_blocks(context.slot)
+                held = [b for b, state in zip(log, core.copied(log, 1 << evictor.index), strict=True) if state]
                 if held:
                     evictor.policy.ended(m.view, evictor.index, held)
         if self.exist and (m.sysctl.write != "back" or context.kept is not None):

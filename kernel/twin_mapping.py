@@ -13,7 +13,6 @@ from .errors import Panic
 from .records import EVICT, FILLING, FREE, LOADING, NOROOM, OK, VALID, Admit
 from .twin_tables import ROOTS, PoolState, SlotState, TwinTables
 
-
 _ALIKE = 8  # blocks looked at for one that begins like the rest of a log
 
 

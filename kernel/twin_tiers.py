@@ -23,7 +23,6 @@ from .records import FACT, FILLING, FREE, LOADING, NO_COPY, VALID
 from .twin_mapping import TwinMapping
 from .twin_tables import PoolState
 
-
 MAX_TURN = 65535
 
 

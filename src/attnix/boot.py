@@ -34,7 +34,6 @@ from attnix.boot_tiers import (
     parse_nvme,
     parse_remote,
     parse_sim_tier,
-    register_policies,
 )
 from attnix.drivers.accel.config import KvDtype, ModelConfig
 from attnix.drivers.accel.metadata import load_config
@@ -52,6 +51,7 @@ from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.params import BLOCK_TOKENS, MAX_CONTEXTS, MAX_DEVICES
 from attnix.kernel.step import Kernel
 from attnix.kernel.sysctl import Sysctl
+from attnix.plugins import register_policies
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Listener
 from attnix.syscalls.paths import default_socket_path, home_dir
@@ -445,7 +445,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--threads", default=0, type=int, help="of each accel (default: the cores shared out)")
     parser.add_argument("--sharing", default="uid", choices=("uid", "none"), help="who shares prefixes")
-    parser.add_argument("--state-dir", default=str(state_dir()), help="secret, journal, snapshots (default: %(default)s)")
+    parser.add_argument(
+        "--state-dir", default=str(state_dir()), help="secret, journal, snapshots (default: %(default)s)"
+    )
     parser.add_argument("--sim", default="", help="settings of the simulated accel, as JSON (with --model sim)")
     parser.add_argument("--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set a tunable at boot")
     a = parser.parse_args(argv)

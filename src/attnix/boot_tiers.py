@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,11 +21,9 @@ from attnix.drivers.dram import DramSpec, frames_in
 from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.kernel.config import encode_identity
 from attnix.kernel.events import AttachTier
-from attnix.kernel.evict import registry
 from attnix.kernel.tag import stored_bytes
 
 MODULES: Final = {"nvme": "attnix.drivers.nvme", "remote": "attnix.drivers.remote", "sim": "attnix.drivers.sim_tier"}
-POLICY_GROUP: Final = "attnix.eviction"
 LEAST_STAGING_FRAMES: Final = 4  # of dram, when something slower stages through it
 _REMOTE_DEFAULT_BYTES: Final = 4 << 30
 _DRAM_DEFAULT_BYTES: Final = 256 << 20
@@ -159,18 +156,3 @@ def name_tiers(requests: Sequence[TierRequest]) -> list[str]:
         number = counts[request.kind] = counts.get(request.kind, -1) + 1
         names.append(f"{request.kind}{number}")
     return names
-
-
-def register_policies() -> list[str]:
-    """Make third parties' eviction policies known by name; what could not be, in words."""
-    problems: list[str] = []
-    for point in entry_points(group=POLICY_GROUP):
-        if point.name in registry.names():
-            if point.name in registry.BUILT_IN:
-                problems.append(f"eviction policy {point.name} of {point.value}: the name is ours")
-            continue
-        try:
-            registry.register(point.name, point.load())
-        except Exception as error:  # somebody else's code: whatever it does, we boot
-            problems.append(f"eviction policy {point.name} of {point.value} cannot be loaded: {error}")
-    return problems

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from attnix import boot, boot_tiers
+from attnix import boot
 from attnix.boot_tiers import (
     TierDrivers,
     TierRequest,
@@ -17,10 +16,8 @@ from attnix.boot_tiers import (
     name_tiers,
     parse_nvme,
     parse_remote,
-    register_policies,
 )
 from attnix.kernel.events import AttachTier
-from attnix.kernel.evict import registry
 
 MIB = 1 << 20
 FRAME_BYTES = 8192
@@ -109,17 +106,3 @@ def test_the_identity_digest_is_of_every_part() -> None:
     encoded = b"attnix-key-1" + part("weights") + part("abc") + part("domain") + part("")
     assert identity_digest((("weights", "abc"),)) == hashlib.sha256(encoded).digest()[:16]
     assert identity_digest((("weights", "abd"),)) != identity_digest((("weights", "abc"),))
-
-
-def test_policies_of_third_parties(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [
-        EntryPoint("theirs", "attnix.kernel.evict.lru:Lru", boot_tiers.POLICY_GROUP),
-        EntryPoint("lru", "attnix.kernel.evict.lru:Lru", boot_tiers.POLICY_GROUP),
-        EntryPoint("broken", "no.such.module:X", boot_tiers.POLICY_GROUP),
-    ]
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setattr(boot_tiers, "entry_points", lambda group: points if group == "attnix.eviction" else [])
-    problems = register_policies()
-    assert len(problems) == 2 and "the name is ours" in problems[0] and "no.such.module:X" in problems[1]
-    assert "theirs" in registry.names() and registry.make("theirs").name == "lru"
-    assert register_policies() == problems, "a second time changes nothing"

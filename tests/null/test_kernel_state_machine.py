@@ -18,10 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from attnix.drivers.sim_memory import SimTier
 from attnix.drivers.sim_model import SamplingChoice, reference_distribution, reference_scores, reference_tokens
-from attnix.drivers.stored import Gates
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import Exec, ExecDone, Pause, Resume, StopAt, TransferDone
+from attnix.kernel.events import Exec, ExecDone, Pause, Resume, StopAt, Transfer, TransferDone
 from attnix.kernel.tag import GATE_FAILED, gate_value
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -527,14 +526,14 @@ class Hierarchy(KernelMachine):
         """Some items of the oldest transfer of a device fail; the others are done."""
         device = which % len(self.system.devices)
         queue = self.system.pending[device]
-        if not queue or isinstance(queue[0], Exec):
+        effect = queue.popleft() if queue and isinstance(queue[0], Transfer) else None
+        if not isinstance(effect, Transfer):
             return
-        effect = queue.popleft()
         done = self.system.perform(effect)
         assert isinstance(done, TransferDone)
         failed = {k: code for k in range(len(effect.pairs) // 8) if mask >> k & 1} | dict(done.failed)
         if effect.gate >= 0 and failed:
-            Gates(self.system.gates)[effect.gate] = gate_value(effect.ticket, GATE_FAILED)
+            memoryview(self.system.gates).cast("q")[effect.gate] = gate_value(effect.ticket, GATE_FAILED)
         self.system.step(done._replace(failed=tuple(failed.items())))
 
     @rule(device=st.integers(0, 9), wrote=st.booleans())

@@ -9,7 +9,7 @@ import pytest
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E
-from attnix.kernel.events import DriverDown, ExecFailed
+from attnix.kernel.events import DriverDown, Exec, ExecFailed
 from attnix.simulated import SimulatedSystem, ints, tokens_of
 
 
@@ -81,7 +81,9 @@ def test_one_context_that_always_fails_does_not_take_the_others_along() -> None:
         poison = system.kernel.machine.contexts[ctxs[contexts // 2].cid].slot
         passes = 0
         while system.pending[0]:
-            seqs = system.pending[0][0].seqs
+            effect = system.pending[0][0]
+            assert isinstance(effect, Exec)
+            seqs = effect.seqs
             bad = any(int.from_bytes(seqs[at : at + 4], "little") == poison for at in range(0, len(seqs), 96))
             system.fail() if bad else system.tick()
             passes += 1
@@ -106,6 +108,7 @@ def test_passes_too_large_to_send_become_smaller_ones() -> None:
         requests.append(client.post("generate", ctx, 10))
     while system.pending[0]:
         effect = system.pending[0][0]
+        assert isinstance(effect, Exec)
         if len(effect.seqs) > 96:
             system.pending[0].popleft()
             system.step(ExecFailed(0, effect.seq, E.E2BIG, "message of 10 bytes; the limit is 9"))

@@ -84,6 +84,12 @@ class SimPort:
     def detach(self, device: int) -> None:
         raise AssertionError("there is one tier")
 
+    def sleep(self, device: int) -> None:
+        raise AssertionError("there is one tier")
+
+    def wake(self, device: int) -> None:
+        raise AssertionError("there is one tier")
+
     def restart(self, device: int, reason: str) -> None:
         raise AssertionError(reason)
 

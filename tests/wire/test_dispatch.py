@@ -74,6 +74,12 @@ class Port:
     def detach(self, device: int) -> None:
         self.asked.append(device)
 
+    def sleep(self, device: int) -> None:
+        self.asked.append(("sleep", device))
+
+    def wake(self, device: int) -> None:
+        self.asked.append(("wake", device))
+
     def restart(self, device: int, reason: str) -> None:
         raise AssertionError(reason)
 
