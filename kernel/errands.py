@@ -364,15 +364,13 @@ class Errands:
         self.run()
 
     def device_gone(self, device: Device) -> None:
-        for errand in [e for e in self.open if isinstance(e, Wake)]:
-            self._end(
-                errand, E.ENODEV, {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}
-            )
-        for errand in [e for e in self.open if isinstance(e, Attach) and e.device is device]:
-            device.removed = True
-            self._end(
-                errand, E.ENODEV, {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}
-            )
+        detail: Detail = {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}
+        for errand in self.open[:]:
+            if isinstance(errand, Attach) and errand.device is device:
+                device.removed = True
+                self._end(errand, E.ENODEV, detail)
+            elif isinstance(errand, Wake) and device.tier == "hbm":
+                self._end(errand, E.ENODEV, detail)
 
     def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
         self.open.remove(errand)
