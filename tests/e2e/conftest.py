@@ -23,7 +23,9 @@ from attnix.syscalls.client import Client, Context, Stream, connect
 Boot = Callable[..., str]
 
 DEADLINE_S = 600.0  # of whatever a busy machine does; a quiet one needs a twentieth
-KV_FRAME_BYTES = 368_640  # SmolLM2-135M in bfloat16: 30 layers, keys and values, 3 heads, 16 tokens, 64 numbers of 2 bytes
+KV_FRAME_BYTES = (
+    368_640  # SmolLM2-135M in bfloat16: 30 layers, keys and values, 3 heads, 16 tokens, 64 numbers of 2 bytes
+)
 STORED_BYTES = 372_736  # the same below hbm: with a header of 4,096
 
 
