@@ -518,3 +518,27 @@ def test_eight_devices_and_not_nine(kind: Kind) -> None:
     core.set_capacity(7, 0)
     bench.capacities[7] = 0
     bench.sound()
+
+
+def test_who_waits_for_a_partial_hit_does_not_count_on_a_copy_that_was_never_made(kind: Kind) -> None:
+    bench = Bench(kind, 8, 6)
+    b, source = partial(bench)
+    c = bench.open(0, 1, 2, 3, 4, 5, 9, 9)
+    assert source >= 0 and bench.core.advance(c) == (4, 0, b)
+    bench.core.drop(b)
+    assert bench.core.advance(c) == (4, 4, -1)
+    bench.sound()
+
+
+def test_a_log_that_is_cut_before_its_tail_loses_it(kind: Kind) -> None:
+    bench = Bench(kind, 6, 6)
+    a = bench.open(*range(6))
+    bench.compute(a)
+    bench.swap_out(a)
+    bench.core.truncate(a, 5)
+    assert bench.core.tail_of(a) == (-1, 0) and bench.core.free_frames(1) == 5
+    bench.core.append(a, ints(9, 9))
+    assert bench.admit(a) == 1
+    bench.land()
+    assert bench.core.advance(a) == (4, 3, -1)
+    bench.sound()
