@@ -44,6 +44,9 @@ def resident_blocks(m: Machine, context: Context, device: int) -> int:
 class Demotion(Errand):
     """Copy a context's blocks down to `target`, then let go of the faster copies."""
 
+    demand = True  # somebody waits for it
+    with_tail = True
+
     def __init__(self, conn: int, request: int, context: Context, target: Device) -> None:
         super().__init__(conn, request, context)
         self.target = target
@@ -59,21 +62,21 @@ class Demotion(Errand):
                 return self._result(m, 0)  # it is being used again
             return None
         pager = m.schedulers[context.device].pager
-        if not pager.save_tail(context):
+        if self.with_tail and not pager.save_tail(context):
             return None
         stage = m.tiers.stage
         if stage is None:
             return self._result(m, 0)
         blocks = m.core.log_blocks(context.slot)[::-1]
         tail = m.core.tail_of(context.slot)[0]
-        if tail >= 0:
+        if tail >= 0 and self.with_tail:
             blocks.insert(0, tail)
         waiting = m.movers.busy(context.device) or m.movers.busy(self.target.index)
         todo_down, left = self._hops(m, blocks, context.device, stage)
         for (source, target), chosen in todo_down.items():
             room = m.tiers.evictors[target].room(len(chosen))
             chosen = chosen[:room]
-            begun = m.movers.copy(source, target, chosen, "demote", context.cid, demand=True)
+            begun = m.movers.copy(source, target, chosen, "demote", context.cid, demand=self.demand)
             self.moved += begun
             self.begun.update((b, target) for b in chosen[:begun])
             waiting = waiting or begun > 0 or m.movers.moving()
@@ -126,6 +129,17 @@ class Demotion(Errand):
     def _result(self, m: Machine, failed: int) -> MovedResult:
         resident = resident_blocks(m, self.context, self.target.index) if self.context else 0
         return MovedResult(self.moved, resident, failed)
+
+
+class Saving(Demotion):
+    """A kept context is copied to the slowest tier, and stays where it is: what a restart of the daemon finds there need not be
+    computed again.  (A tail cannot be found by key, so it is not worth the copy.)"""
+
+    demand = False
+    with_tail = False
+
+    def _let_go(self, m: Machine, context: Context, blocks: list[int], failed: int) -> tuple[object, ...]:
+        return self._result(m, failed)
 
 
 class Promotion(Errand):
@@ -322,6 +336,16 @@ class Errands:
         self.open.append(errand)
         if errand.deadline_ns:
             self._m.set_timer(errand.deadline_ns)
+
+    def save(self, context: Context) -> None:
+        """Copy a kept context as far down as it goes, unless that is being done."""
+        m = self._m
+        stage = m.tiers.stage
+        if stage is None or any(isinstance(e, Saving) and e.context is context for e in self.open):
+            return
+        target = m.tiers.below(stage.index)
+        if target is not None:
+            self.add(Saving(0, 0, context, target))
 
     def run(self) -> None:
         for errand in list(self.open):

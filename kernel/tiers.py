@@ -293,7 +293,9 @@ class Tiers:
                 held = [b for b, state in zip(log, core.copied(log, 1 << evictor.index), strict=True) if state]
                 if held:
                     evictor.policy.ended(m.view, evictor.index, held)
-        if self.exist and (m.sysctl.write != "back" or context.kept is not None):
+        if self.exist and context.kept is not None:
+            m.errands.save(context)
+        elif self.exist and m.sysctl.write != "back":
             self.write_through(context)
 
     def write_through(self, context: Context) -> None:
@@ -303,7 +305,7 @@ class Tiers:
         if below is None or m.core.in_flight(context.slot):
             return
         blocks = self._core.row_blocks(context.slot)  # a leaf first, so that it is older there than its parent
-        if m.sysctl.write == "selective" and context.kept is None:
+        if m.sysctl.write == "selective":
             facts = m.view.facts(blocks)
             blocks = [b for b, fact in zip(blocks, facts, strict=True) if fact.hits >= m.sysctl.selective_hits]
         lower = self.below(below.index)

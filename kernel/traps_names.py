@@ -64,6 +64,7 @@ def publish(m: Machine, connection: Connection, call: Syscall, args: c.PublishAr
             )
         names.unlink(other)
     names.publish(context, args.name)
+    m.errands.save(context)
     return c.Empty()
 
 
@@ -109,7 +110,9 @@ def names(m: Machine, connection: Connection, call: Syscall, args: c.NamesArgs) 
 
 
 def detach(m: Machine, connection: Connection, call: Syscall, args: c.CtxArgs) -> c.Empty:
-    m.names.keep(connection.lookup(args.ctx)).detached = True
+    context = connection.lookup(args.ctx)
+    m.names.keep(context).detached = True
+    m.errands.save(context)
     return c.Empty()
 
 
