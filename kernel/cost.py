@@ -10,6 +10,7 @@ exponentially weighted averages.  Until something has been measured the answer i
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final, NamedTuple
 
 _KEEP: Final = 0.98  # weight that a pass keeps when the next one is seen
@@ -137,9 +138,9 @@ def split(prefill: Prefill | None, link: Link, blocks: int, cached: int, block_t
     computed = prefill.ns(blocks * block_tokens, cached)
     crossing = blocks
     if prefill.b > 0:
-        crossing = int(
-            min(blocks, max(0.0, ((per_block / block_tokens - prefill.a) / prefill.b - cached) / block_tokens))
-        )
+        # Block i lies, on average, at cached + (i + 1/2) blocks: it is computed while that costs less than loading it.
+        cross = ((per_block / block_tokens - prefill.a) / prefill.b - cached) / block_tokens - 0.5
+        crossing = ceil(min(max(cross, 0.0), float(blocks)))
     elif prefill.a * block_tokens >= per_block:
         crossing = 0
     best = Split(0, 0.0, everything, everything, computed)
