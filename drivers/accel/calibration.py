@@ -19,20 +19,22 @@ from .model import Model, PageRows
 BUDGET_NS: Final = 1_000_000_000
 _ROUNDS: Final = 3  # of each point the fastest is told: what a neighbour took is not what a pass costs
 _FIRST_TOKENS: Final = 16  # of the pass that is not counted: it takes the page faults and wakes the threads
-# (tokens, cached), in the order in which they are worth their time: first one of each kind, for a slow model.
+# (tokens, cached), in the order in which they are worth their time: first one of each kind, for a slow model.  Of a
+# window that is shorter, the whole is cached.
 _POINTS: Final = (
     (16, 0), (64, 0), (64, 512), (16, 512), (64, 256), (256, 0), (256, 512), (256, 256), (16, 256),
 )  # fmt: skip
 
 
 def measure_prefill(model: Model, block_tokens: int, budget_ns: int = BUDGET_NS) -> tuple[TimedPrefill, ...]:
-    """Time passes of one prompt, until every point that fits the window is done or another would exceed the budget.
+    """Time passes of one prompt, until every point has had its rounds or another would exceed the budget.
 
     Leaves the model attached to nothing that anybody else has: `attach` it afterwards.  Beyond the budget goes at most the
     first pass: a model that takes longer for that has nothing told of it.
     """
-    points = [point for point in _POINTS if sum(point) <= model.config.window]
-    first = min(_FIRST_TOKENS, model.config.window)
+    window = model.config.window
+    points = tuple(dict.fromkeys((n, min(c, window - n)) for n, c in _POINTS if n <= window))
+    first = min(_FIRST_TOKENS, window)
     frames = -(-max([first, *map(sum, points)]) // block_tokens)
     layout = RowLayout(1, frames)
     rows = PageRows.over(np.zeros(layout.total_bytes, np.uint8), layout)

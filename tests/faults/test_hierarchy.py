@@ -222,6 +222,35 @@ def test_what_the_file_holds_is_found_after_a_restart(start: Start) -> None:
     second.end()
 
 
+@pytest.mark.parametrize(("token_ns", "computes"), [(1, True), (10_000_000, False)], ids=["cheap", "dear"])
+def test_the_first_reload_after_a_boot_already_knows_what_computing_costs(
+    start: Start, token_ns: int, computes: bool
+) -> None:
+    """Four blocks of the prompt are in the file, and nothing has been computed yet but what the driver says it timed."""
+    prompt = [n % 251 for n in range(70)]
+    timed = [[n, c, n * token_ns] for n, c in ((16, 0), (64, 0), (64, 256), (16, 256))]
+    first = start(*TIERS, "--tier-write", "through")
+    with conversing(first) as client:
+        context = client.alloc_context()
+        context.append(tokens=prompt)
+        context.generate(1)
+        until(lambda: client.tiers().tiers[2].write_bytes >= 4 * 4096, "writing through")
+    first.end()
+    second = start(*TIERS, "--sim", json.dumps({"prefill": timed}))
+    with conversing(second) as client:
+        assert client.tiers().tiers[0].prefill_token_ns == pytest.approx(token_ns, rel=0.01)
+        context = client.alloc_context()
+        context.append(tokens=prompt)
+        answer = array("i", context.generate(3).tokens).tolist()
+        assert answer == reference_tokens(prompt, 3, vocab=256)
+        counters = client.vmstat().counters
+        assert counters.get("split_blocks", 0) == (4 if computes else 0)
+        assert counters.get("loaded_blocks_nvme", 0) == (0 if computes else 4)
+        said = [row.why for row in client.explain().rows if row.what == "split"]
+        assert len(said) == computes and all("compute 4 of 4 blocks" in text for text in said)
+    second.end()
+
+
 def test_tiers_attach_and_detach_while_contexts_go_on(start: Start, tmp_path: Path) -> None:
     daemon = start("--hbm", "4KiB", "--dram", "256KiB", *SLOW)
     with conversing(daemon) as client:

@@ -193,6 +193,19 @@ def test_a_killed_driver_is_restarted_at_once_with_its_frames(run: Run) -> None:
     run(test())
 
 
+def test_what_the_driver_timed_goes_to_the_kernel(run: Run) -> None:
+    async def test() -> None:
+        config = {"slots": LAYOUT.slots, "entries": LAYOUT.entries, "block_tokens": BLOCK_TOKENS}
+        async with running(sim_spec(0, config=config | {"prefill": [[16, 0, 900], [64, 512, 4000]]})) as world:
+            assert (await world.event(DriverUp)).prefill == ((16, 0, 900), (64, 512, 4000))
+        async with running(sim_spec(0)) as world:
+            assert (await world.event(DriverUp)).prefill == ()
+        with pytest.raises(DriverStartError, match="prefill"):
+            await World(sim_spec(0, config=config | {"prefill": [[16, 0]]})).supervisor.start()
+
+    run(test())
+
+
 def test_a_lost_arena_is_really_lost(run: Run) -> None:
     async def test() -> None:
         async with running(sim_spec(arena="lost")) as world:

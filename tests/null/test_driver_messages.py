@@ -27,7 +27,7 @@ from attnix.drivers.messages import (
     probe_message,
     transfer_message,
 )
-from attnix.drivers.protocol import ExecStats, Probe
+from attnix.drivers.protocol import ExecStats, Probe, TimedPrefill
 from attnix.kernel.events import Exec, ExecDone, Found, Transfer, TransferDone
 from attnix.kernel.tag import GATES, Tag
 
@@ -122,3 +122,34 @@ def test_what_older_drivers_say_is_understood() -> None:
     message[2]["latency_ns"] = -1
     with pytest.raises(BadMessage):
         decode_probe(message)
+
+
+def test_passes_that_a_driver_timed() -> None:
+    probe = Probe(
+        1,
+        "accel",
+        9,
+        "",
+        (),
+        8,
+        32,
+        1,
+        0,
+        "",
+        "e",
+        "m",
+        prefill=(TimedPrefill(16, 0, 900), TimedPrefill(64, 512, 4000)),
+    )
+    message = sent(probe_message(1, probe))
+    assert message[2]["prefill"] == [[16, 0, 900], [64, 512, 4000]]
+    assert decode_probe(message) == (1, probe)
+    del message[2]["prefill"]
+    assert decode_probe(message)[1].prefill == ()
+    wrongs: list[Any] = [
+        None, 5, "text", {}, [16, 0, 900], [[16, 0]], [[16, 0, 900, 1]], [[0, 0, 900]], [[16, -1, 900]], [[16, 0, 0]],
+        [[16, 0, 9.5]], [[16, True, 900]], [[1 << 63, 0, 900]], [[16, 0, 900]] * 65,
+    ]  # fmt: skip
+    for wrong in wrongs:
+        message[2]["prefill"] = wrong
+        with pytest.raises(BadMessage):
+            decode_probe(message)
