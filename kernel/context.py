@@ -52,8 +52,9 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "last_request", "last_start", "mark", "parent",
-        "parked", "pinned_until_ns", "preemptions", "process", "queued", "slot", "tier_hits", "told_blocks", "turns", "unparking",
+        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_request", "last_start",
+        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "slot", "tier_hits", "told_blocks", "turns",
+        "unparking",
     )  # fmt: skip
 
     def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid) -> None:
@@ -79,7 +80,9 @@ class Context:
         self.gates: list[Move] = []  # loads of it that report their progress
         self.gated = False  # it has computed on top of them: until they have landed it runs behind their gates only
         self.pinned_until_ns = 0  # 0: not pinned
+        self.kept_until_ns = 0  # pin that `explain` has been told of
         self.tier_hits: dict[str, int] = {}  # tokens loaded, by tier
+        self.reached = 0  # tokens that were in hbm when it last lost its frames
         self.hint: tuple[int, int] | None = None  # (kind, due_ns): what is known of the end of the turn that runs
         self.turns = 0  # generations that ended
         self.told_blocks = 0  # first blocks of its log that its device's eviction policy has heard of

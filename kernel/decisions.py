@@ -1,6 +1,8 @@
 """The ring of decisions that `explain` reads: what the pager did with blocks, and the numbers that made it.
 
-A decision is noted per batch, not per block: which blocks it was about is looked up when somebody asks.
+A decision is noted per batch, not per block: which blocks it was about is looked up when somebody asks.  Blocks are told
+apart by the head of their keys, since a number stands for other content once its block is gone; a number counts where
+there is no key (a partial tail).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class Decision(NamedTuple):
     device: str
     cid: int
     blocks: tuple[int, ...]
-    keys: tuple[bytes, ...]  # of those blocks then: a number may stand for other content by now
+    keys: tuple[int, ...]  # first 64 bits of the key of each of them; 0: it has none
     why: str
 
 
@@ -32,16 +34,21 @@ class Decisions:
         self._number = 0
 
     def add(
-        self, at_ns: int, what: str, device: str, cid: int, blocks: tuple[int, ...], why: str, keys: tuple[bytes, ...] = ()
+        self, at_ns: int, what: str, device: str, cid: int, blocks: tuple[int, ...], why: str, keys: tuple[int, ...] = ()
     ) -> None:  # fmt: skip
         self._number += 1
         self._ring.append(Decision(self._number, at_ns, what, device, cid, blocks, keys, why))
 
-    def rows(self, cid: int = 0, blocks: frozenset[int] = frozenset(), latest: int = 64) -> tuple[DecisionRow, ...]:
-        """The latest decisions about a context or any of these blocks, or simply the latest; oldest first."""
+    def rows(
+        self, cid: int = 0, blocks: frozenset[int] = frozenset(), keys: frozenset[int] = frozenset(), latest: int = 64
+    ) -> tuple[DecisionRow, ...]:
+        """The latest decisions about a context, or any of these keys, or blocks by number; or simply the latest.  Oldest
+        first."""
         found: list[DecisionRow] = []
+        everything = not (cid or blocks or keys)
         for d in reversed(self._ring):
-            if (cid and d.cid == cid) or (blocks and not blocks.isdisjoint(d.blocks)) or not (cid or blocks):
+            about = (cid and d.cid == cid) or not keys.isdisjoint(d.keys) or not blocks.isdisjoint(d.blocks)
+            if about or everything:
                 first = d.blocks[0] if d.blocks else -1
                 found.append(DecisionRow(d.number, d.at_ns, d.what, d.device, d.cid, first, len(d.blocks), d.why))
                 if len(found) == latest:

@@ -14,7 +14,7 @@ from .events import DetachTier, SleepDriver
 from .records import NO_COPY
 
 if TYPE_CHECKING:
-    from .context import Context
+    from .context import Context, Job
     from .device import Device
     from .machine import Machine
 
@@ -35,6 +35,9 @@ class Errand:
     def late(self, m: Machine) -> tuple[object, ...] | None:
         """The deadline has come: a result, or None for ETIMEDOUT."""
         return None
+
+    def stop(self, m: Machine) -> None:
+        """Cancelled, or too late: what has not begun shall not begin."""
 
 
 def resident_blocks(m: Machine, context: Context, device: int) -> int:
@@ -113,7 +116,7 @@ class Demotion(Errand):
         if m.tiers.pinned(context):
             return self._result(m, failed)
         if m.core.slot_row(context.slot).entries and context.job is None:
-            m.core.drop(context.slot)
+            m.schedulers[context.device].pager.forget(context)
             context.admitted = False
             m.schedulers[context.device].wake(context)
         there = m.core.copied(blocks, 1 << self.target.index)
@@ -174,7 +177,7 @@ class Promotion(Errand):
             room = m.tiers.evictors[self.target.index].room(len(chosen))
             begun = m.movers.copy(d, self.target.index, chosen[:room], "prefetch", context.cid)
             self.moved += begun
-            m.count("prefetched_blocks", begun)
+            m.prefetches.begun(self.target.index, chosen[:begun])
             self.tried.update(chosen[:begun])
             going += begun
         if going or (sources and m.movers.moving()):
@@ -186,12 +189,19 @@ class Promotion(Errand):
         resident = resident_blocks(m, context, self.target.index) if context is not None else 0
         return MovedResult(self.moved, resident, len(self.tried) - self.moved if self.moved < len(self.tried) else 0)
 
+    def stop(self, m: Machine) -> None:
+        if self.context is not None:
+            m.movers.abandon(self.context.cid)
+
 
 class Arrival(Errand):
-    """A context is being made resident in hbm by a prefill job without a client; over when that is."""
+    """A context is being made resident in hbm by a prefill job without a client; over when that is.
 
-    def __init__(self, conn: int, request: int, context: Context, deadline_ns: int) -> None:
+    job: that one, if it was begun for this; None: it is resident, or something runs on it anyway."""
+
+    def __init__(self, conn: int, request: int, context: Context, deadline_ns: int, job: Job | None) -> None:
         super().__init__(conn, request, context, deadline_ns)
+        self.job = job
         self.loaded_before = sum(context.tier_hits.values())
 
     def step(self, m: Machine) -> tuple[object, ...] | None:
@@ -209,6 +219,19 @@ class Arrival(Errand):
         where = m.core.residency(context.slot)
         moved = (sum(context.tier_hits.values()) - self.loaded_before) // m.config.block_tokens
         return MovedResult(moved, where.count(context.device), where.count(NO_COPY))
+
+    def stop(self, m: Machine) -> None:
+        """What has come stays as cache, as long as nobody needs the frames."""
+        context = self.context
+        if context is None or self.job is None or context.job is not self.job or m.core.in_flight(context.slot):
+            return
+        if m.core.loading(context.slot):
+            m.finish(context, "cancelled")
+            m.schedulers[context.device].pager.forget(context)
+            context.gates = []
+            context.admitted = False
+            m.schedulers[context.device].wake(context)
+            m.movers.abandon(context.cid)
 
 
 class Attach(Errand):
@@ -337,6 +360,10 @@ class Errands:
         if errand.deadline_ns:
             self._m.set_timer(errand.deadline_ns)
 
+    def fetching(self, context: Context) -> bool:
+        """It is being made resident for nobody yet."""
+        return any(isinstance(e, Arrival) and e.job is not None and e.job is context.job for e in self.open)
+
     def save(self, context: Context) -> None:
         """Copy a kept context as far down as it goes, unless that is being done."""
         m = self._m
@@ -358,6 +385,7 @@ class Errands:
         for errand in list(self.open):
             if errand.deadline_ns and self._m.now_ns >= errand.deadline_ns:
                 result = errand.late(self._m)
+                errand.stop(self._m)
                 if result is not None:
                     self._m.count("prefetches_late")
                     self._end(errand, 0, result)
@@ -367,6 +395,7 @@ class Errands:
     def cancel(self, conn: int, request: int) -> bool:
         for errand in self.open:
             if (errand.conn, errand.request) == (conn, request):
+                errand.stop(self._m)
                 self._end(
                     errand, E.ECANCELED, {"message": "the call was cancelled; what it has moved stays where it is"}
                 )

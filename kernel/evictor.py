@@ -135,24 +135,27 @@ class Evictor:
         if not blocks or want_frames <= 0:
             return 0
         index = self._device.index
-        listens = self.policy.listens
+        told = len(self._m.devices) > 1
+        keys = self._core.key_heads(blocks) if told else ()
         freed = self._core.evict(index, list(blocks))
         if freed:
-            if listens:
-                gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
-                self.policy.removed(self._m.view, index, gone)
-            if len(self._m.devices) > 1:
+            self.forgotten(blocks)
+            if told:
+                gone = [k for k, state in enumerate(self._core.copied(blocks, 1 << index)) if not state]
                 self._m.tiers.decide(
-                    "evict", self._device, 0, tuple(blocks), f"{freed} blocks by {self.policy.name}: {why}"
-                )
+                    "evict", self._device, 0, [blocks[k] for k in gone], f"{freed} blocks by {self.policy.name}: {why}",
+                    [keys[k] for k in gone],
+                )  # fmt: skip
         return freed
 
     def forgotten(self, blocks: Sequence[int]) -> None:
-        """Copies of these may have gone by another way than eviction."""
-        if self.policy.listens:
-            index = self._device.index
+        """Copies of these may be here no more."""
+        index = self._device.index
+        if self.policy.listens or self._m.prefetches:
             gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
-            self.policy.removed(self._m.view, index, gone)
+            self._m.prefetches.gone(index, gone)
+            if self.policy.listens:
+                self.policy.removed(self._m.view, index, gone)
 
     def _let_go(self, dirty: list[int], want_frames: int) -> int:
         """Demote dirty blocks, or drop those that are cheaper to compute again; frames that are free at once."""
@@ -168,11 +171,9 @@ class Evictor:
             here = self._core.copied(refused, 1 << device.index)
             self._refused.difference_update(b for b, state in zip(refused, here, strict=True) if not state)
             dirty = [b for b in dirty if b not in set(refused)]
-        cheap = self._cheaper_to_compute(dirty, below) if freed < want_frames else []
+        cheap, numbers = self._cheaper_to_compute(dirty, below) if freed < want_frames else ([], "")
         if cheap:
-            gone = self._evict(
-                cheap, want_frames - freed, f"computing it again is cheaper than moving it to {below.name} and back"
-            )
+            gone = self._evict(cheap, want_frames - freed, f"computing it again is cheaper{numbers}")
             m.count("dropped_cheap", gone)
             freed += gone
             dirty = [b for b in dirty if b not in set(cheap)]
@@ -191,8 +192,8 @@ class Evictor:
                     "demote",
                     device,
                     0,
-                    tuple(todo[:begun]),
-                    f"{begun} blocks to {below.name}: {want_frames} frames wanted",
+                    todo[:begun],
+                    f"{begun} blocks to {below.name}: {want_frames} frames wanted{numbers}",
                 )
                 return freed
         if not self.leaving and not m.tiers.evictors[below.index].leaving and freed < want_frames:
@@ -201,20 +202,26 @@ class Evictor:
             freed += gone
         return freed
 
-    def _cheaper_to_compute(self, blocks: list[int], below: Device) -> list[int]:
+    def _cheaper_to_compute(self, blocks: list[int], below: Device) -> tuple[list[int], str]:
+        """Those of them, and the numbers that say so, if they are known."""
         m = self._m
         costs = m.costs
         if self._device.tier != "hbm":
-            return []  # it has been kept once already: what it saves is a reload and the recomputation after it
+            return [], ""  # it has been kept once already: what it saves is a reload and the recomputation after it
         away = costs.link(*m.tiers.link_of(self._device.index, below.index)).ns(costs.frame_bytes)
         back = costs.link(*m.tiers.link_of(below.index, self._device.index)).ns(costs.frame_bytes)
-        if not away or not back or not costs.rebuild_ns(self._device.index, 0):
-            return []
+        first_ns = costs.rebuild_ns(self._device.index, 0)
+        if not away or not back or not first_ns:
+            return [], ""
         deepest = costs.depth_cheaper_than(self._device.index, away + back)
+        numbers = (
+            f"; to {below.name} and back takes {away / 1e6:.3f} + {back / 1e6:.3f} ms a block, computing {first_ns / 1e6:.3f} ms "
+            f"at the start of a context, and less than moving before token {max(0, deepest):.0f}"
+        )
         if deepest <= 0:
-            return []
+            return [], numbers
         facts = FACT.iter_unpack(self._core.facts(blocks))
-        return [b for b, fact in zip(blocks, facts, strict=True) if fact[2] < deepest]
+        return [b for b, fact in zip(blocks, facts, strict=True) if fact[2] < deepest], numbers
 
     def _demoted(self, good: list[Item], bad: list[tuple[Item, int]]) -> None:
         self.leaving -= len(good) + len(bad)

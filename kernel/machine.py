@@ -22,6 +22,7 @@ from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .ids import Cid, Pid, Slot
 from .log import Dmesg
 from .names import Names
+from .prefetches import Prefetches
 from .process import Connection, Process
 from .sched import Scheduler
 from .sysctl import Sysctl
@@ -51,6 +52,7 @@ class Machine:
         self.view: KernelView
         self.movers: Movers
         self.tiers = Tiers(self)
+        self.prefetches = Prefetches(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
         self.processes: dict[Pid, Process] = {}
@@ -254,6 +256,7 @@ class Machine:
         self.core.note(context.slot, KIND_CLOSED, context.turns, 0)
         self.errands.gone(context)
         self.core.close_slot(context.slot)
+        self.movers.abandon(context.cid)
         self.schedulers[context.device].wake(context)
         self.devices[context.device].blame.pop(context.cid, None)
         del self.contexts[context.cid]

@@ -4,15 +4,16 @@ A *move* is one Transfer effect and what the kernel wants to know when it is bac
 the moment it is planned until its TransferDone, or its driver's death, is seen (I4); every item ends in exactly one of
 `landed` good or `landed` bad, so nothing hangs on one message.
 
-A device runs few moves at a time, and takes demand loads before saves and prefetches: a fault waits for one batch of
-those at most.  A load whose source is not in reach of the target in one hop, or is itself still arriving, is a chain:
-its last hop is planned when the one before has landed.
+A device runs few moves at a time, and takes what somebody waits for before demotions and prefetches: a fault waits for
+what is under way, and that is little.  Among those that wait, the context goes first that has been served least, so that
+a long one does not hold up a short one.  A load whose source is not in reach of the target in one hop, or is itself still
+arriving, is a chain: its last hop is planned when the one before has landed.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,6 +39,14 @@ class Item(NamedTuple):
     target: int
     target_frame: int
     origin: int  # device that it came from on its first hop
+
+
+class Hop(NamedTuple):
+    """The next item of a chain, which begins when the one before it has landed."""
+
+    item: Item
+    demand: bool
+    cid: int
 
 
 class Move:
@@ -69,10 +78,9 @@ class Movers:
         self._core = machine.core
         self._flying: list[dict[int, Move]] = [{} for _ in machine.devices]
         self._waiting: list[tuple[deque[Move], deque[Move]]] = [(deque(), deque()) for _ in machine.devices]
-        self._chained: dict[
-            tuple[int, int], list[tuple[Item, str, int]]
-        ] = {}  # (device, frame) still loading -> next hop
-        self._staged: deque[tuple[Item, str, int]] = deque()  # loads that wait for a dram frame to come through
+        self._served: list[Counter[int]] = [Counter() for _ in machine.devices]  # items by cid, since nobody waited
+        self._chained: dict[tuple[int, int], list[Hop]] = {}  # (device, frame) still loading -> next hops
+        self._staged: deque[Hop] = deque()  # loads that wait for a dram frame to come through, those on demand first
         self._arriving: set[tuple[int, int]] = set()  # (device, frame) that a move writes
         self._gates = deque(range(GATES))  # free ones: the one used longest ago is used next
         self._over: list[int] = []  # gates of ended moves that a pass in flight may still look at
@@ -81,6 +89,7 @@ class Movers:
     def add_device(self) -> None:
         self._flying.append({})
         self._waiting.append((deque(), deque()))
+        self._served.append(Counter())
 
     # -- planning -------------------------------------------------------------------------------------------------
 
@@ -111,27 +120,38 @@ class Movers:
         if begun:
             self.send([Item(begun[0], source, begun[1], target, begun[2], source)], "save", cid, True, None)
 
-    def load(self, loads: Sequence[int], target: int, cid: int) -> list[Move]:
-        """Bring what an admission found elsewhere (CoreApi.loads) into its hbm frames.  The moves that have a gate."""
+    def load(self, loads: Sequence[int], target: int, cid: int, demand: bool) -> list[Move]:
+        """Bring what an admission found elsewhere (CoreApi.loads) into its hbm frames.  The moves that have a gate.
+        demand: somebody waits for it; otherwise it is a prefetch."""
         direct: dict[int, list[Item]] = {}
+        arriving: set[tuple[int, int]] = set()
         for k in range(0, len(loads), 4):
             block, source, source_frame, frame = loads[k : k + 4]
             item = Item(block, source, source_frame, target, frame, source)
             if (source, source_frame) in self._arriving:
-                self._chained.setdefault((source, source_frame), []).append((item, "load", cid))
+                self._chained.setdefault((source, source_frame), []).append(Hop(item, demand, cid))
+                arriving.add((source, source_frame))
             elif self._m.tiers.one_hop(source, target):
                 direct.setdefault(source, []).append(item)
             else:
-                self._staged.append((item, "load", cid))
+                self._staged.append(Hop(item, demand, cid))
         gated: list[Move] = []
         for source, items in direct.items():
-            move = self._gated(items, cid) if self._m.tiers.gated(source, target) and len(items) > 1 else None
+            gates = demand and len(items) > 1 and self._m.tiers.gated(source, target)
+            move = self._gated(items, cid) if gates else None
             if move is not None:
                 gated.append(move)
             else:
-                self.send(items, "load", cid, True, None)
+                self.send(items, "load", cid, demand, None)
+        if demand:
+            self._urge(arriving)
+            self._demand_first()
         self.stage()
         return gated
+
+    def _demand_first(self) -> None:
+        """Staged loads in order of service: stable, so that each context's stay in theirs."""
+        self._staged = deque(sorted(self._staged, key=lambda hop: not hop.demand))
 
     def _gated(self, items: list[Item], cid: int) -> Move | None:
         """One move for all, with a gate that its pass can follow layer by layer."""
@@ -154,26 +174,28 @@ class Movers:
         if not self._staged or stage is None:
             return
         room = self._m.tiers.evictors[stage.index].room(min(len(self._staged), BATCH))
-        batches: dict[tuple[int, int], list[Item]] = {}
+        spare = max(1, stage.capacity // 4)  # frames that prefetches leave to those that will wait
+        batches: dict[tuple[int, int, bool], list[Item]] = {}
         while self._staged:
-            item, why, cid = self._staged[0]
+            item, demand, cid = self._staged[0]
             frame = self._core.copies_of(item.block)[stage.index]
             if frame < 0:
-                begun = self._core.begin_copy(item.source, stage.index, [item.block]) if room > 0 else []
+                enough = room > (0 if demand or not self.moving() else spare)
+                begun = self._core.begin_copy(item.source, stage.index, [item.block]) if enough else []
                 if not begun:
                     break
                 room -= 1
                 frame = begun[2]
-                batches.setdefault((item.source, cid), []).append(
+                batches.setdefault((item.source, cid, demand), []).append(
                     Item(item.block, item.source, begun[1], stage.index, frame, item.source)
                 )
             self._staged.popleft()
             self._core.unwire(item.source, [item.source_frame])
             self._core.wire(stage.index, [frame])
             onward = item._replace(source=stage.index, source_frame=frame)
-            self._chained.setdefault((stage.index, frame), []).append((onward, why, cid))
-        for (_, cid), items in batches.items():
-            self.send(items, "load", cid, True, None)
+            self._chained.setdefault((stage.index, frame), []).append(Hop(onward, demand, cid))
+        for (_, cid, demand), items in batches.items():
+            self.send(items, "load", cid, demand, None)
         landed = [key for key in self._chained if key[0] == stage.index and key not in self._arriving]
         if landed:
             self._onward(landed, True)
@@ -192,11 +214,100 @@ class Movers:
         flying = self._flying[device.index]
         first, later = self._waiting[device.index]
         while (first or later) and len(flying) < AT_ONCE:
-            move = first.popleft() if first else later.popleft()
+            move = self._next(device.index) if first else later.popleft()
             if not device.up:
                 self._end(device, move, [(k, int(E.EHOSTDOWN)) for k in range(len(move.items))])
                 continue
             self._emit(device, move)
+
+    def _next(self, device: int) -> Move:
+        """Of what somebody waits for: the first move of the context that has been served least since nobody waited."""
+        first, served = self._waiting[device][0], self._served[device]
+        if len(first) == 1:
+            served.clear()
+            return first.popleft()
+        at = min(range(len(first)), key=lambda k: (served[first[k].cid], k))
+        move = first[at]
+        del first[at]
+        served[move.cid] += len(move.items)
+        return move
+
+    # -- changes of mind ------------------------------------------------------------------------------------------
+
+    def urge(self, device: int, frames: Iterable[int]) -> None:
+        """Somebody waits for these frames now: what brings them is no prefetch any more, and overtakes those that are."""
+        self._urge({(device, frame) for frame in frames} & self.unfinished())
+
+    def _urge(self, wanted: set[tuple[int, int]]) -> None:
+        if not wanted:
+            return
+        for hops in (*self._chained.values(), self._staged):
+            for k, hop in enumerate(hops):
+                if not hop.demand and (hop.item.target, hop.item.target_frame) in wanted:
+                    hops[k] = hop._replace(demand=True)
+        self._demand_first()
+        wanted |= {key for key, hops in self._chained.items() if any(hop.demand for hop in hops)}
+        for first, later in self._waiting:
+            urged = [mv for mv in later if any((i.target, i.target_frame) in wanted for i in mv.items)]
+            for move in urged:
+                later.remove(move)
+                move.demand = True
+                first.append(move)
+
+    def unfinished(self) -> set[tuple[int, int]]:
+        """(device, frame) of everything that is to be written by a transfer which has not ended."""
+        return self._arriving | {(hop.item.target, hop.item.target_frame) for hop in self._chains()}
+
+    def abandon(self, cid: int) -> None:
+        """Nobody waits for this context's loads and prefetches any more: those that have not begun never will, unless
+        their frames are of use to another context.  What is under way lands as cache."""
+        if not any(queue for queues in self._waiting for queue in queues) and not self._staged and not self._chained:
+            return
+        mapped: dict[int, array[int]] = {}
+
+        def unwanted(item: Item, why: str) -> bool:
+            if (item.target, item.target_frame) in self._chained:
+                return False
+            if self._m.devices[item.target].tier != "hbm":
+                return why in ("load", "prefetch")
+            if item.target not in mapped:
+                mapped[item.target] = array("i", self._core.frame_table(item.target)[1])
+            return not mapped[item.target][item.target_frame]
+
+        dropped = 0
+        for key, hops in list(self._chained.items()):
+            dead = [hop for hop in hops if hop.cid == cid and unwanted(hop.item, "load")]
+            dropped += self._abandoned([hop.item for hop in dead])
+            self._chained[key] = [hop for hop in hops if hop not in dead]
+            if not self._chained[key]:
+                del self._chained[key]
+        dead = [hop for hop in self._staged if hop.cid == cid and unwanted(hop.item, "load")]
+        self._staged = deque(hop for hop in self._staged if hop not in dead)
+        dropped += self._abandoned([hop.item for hop in dead])
+        for queues in self._waiting:
+            for queue in queues:
+                for move in [mv for mv in queue if mv.cid == cid and mv.then is None]:
+                    out = [item for item in move.items if unwanted(item, move.why)]
+                    self._arriving.difference_update((item.target, item.target_frame) for item in out)
+                    dropped += self._abandoned(out)
+                    gone = set(out)
+                    move.items = [item for item in move.items if item not in gone]
+                    if not move.items:
+                        move.over = True
+                        queue.remove(move)
+                        if move.gate >= 0:
+                            self._gates.append(move.gate)
+        self._m.count("abandoned_loads", dropped)
+
+    def _abandoned(self, items: list[Item]) -> int:
+        for item in items:
+            self._m.prefetches.gone(item.target, [item.block], "abandoned")
+        for item in items:
+            self._core.landed(item.target, [item.target_frame], b"\0")
+            self._core.unwire(item.source, [item.source_frame])
+        return len(items)
+
+    # -- on the wire ----------------------------------------------------------------------------------------------
 
     def _emit(self, device: Device, move: Move) -> None:
         one = move.items[0]
@@ -285,13 +396,14 @@ class Movers:
         self._core.unwire(source, [item.source_frame for item in move.items])
         if codes:
             self._drop_wrong(device, [(move.items[k], code) for k, code in codes.items()])
+        self._m.prefetches.gone(target, [item.block for item, _ in bad], "failed")
         self._onward([(target, i.target_frame) for i in good], True)
         self._onward([(target, i.target_frame) for i, _ in bad], False)
         self._m.tiers.landed(target, good)
         if move.why == "load":
             self._m.tiers.loaded(move.cid, target, good)
         if again:
-            self._retry(again, move.cid)
+            self._retry(again, move.cid, move.demand)
         if move.then is not None:
             move.then(good, bad)
 
@@ -311,7 +423,7 @@ class Movers:
             for d, frame in enumerate(self._core.copies_of(item.block))
         )
 
-    def _retry(self, items: Iterable[Item], cid: int) -> None:
+    def _retry(self, items: Iterable[Item], cid: int, demand: bool) -> None:
         loads: list[int] = []
         for item in items:
             for d, frame in enumerate(self._core.copies_of(item.block)):
@@ -322,7 +434,7 @@ class Movers:
             else:
                 self._core.landed(item.target, [item.target_frame], b"\0")
         self._m.count("loads_retried", len(loads) // 4)
-        self.load(loads, next(iter(items)).target, cid)
+        self.load(loads, next(iter(items)).target, cid, demand)
 
     def _drop_wrong(self, carrier: Device, failed: list[tuple[Item, int]]) -> None:
         """A copy with other content, or that its own driver cannot read, is no copy."""
@@ -332,24 +444,25 @@ class Movers:
                 continue
             if self._core.copies_of(item.block)[item.source] == item.source_frame:
                 self._core.forget_copies(item.source, [item.block])
+                self._m.prefetches.gone(item.source, [item.block], "failed")
 
     def _onward(self, frames: Iterable[tuple[int, int]], good: bool) -> None:
         """The next hop of what landed; what did not come will not go on."""
-        hops: dict[tuple[int, int, int], list[Item]] = {}
-        dead: list[tuple[Item, str, int]] = []
+        hops: dict[tuple[int, int, int, bool], list[Item]] = {}
+        dead: list[Hop] = []
         for key in frames:
-            for item, why, cid in self._chained.pop(key, ()):
+            for hop in self._chained.pop(key, ()):
                 if good:
-                    hops.setdefault((item.source, item.target, cid), []).append(item)
+                    hops.setdefault((hop.item.source, hop.item.target, hop.cid, hop.demand), []).append(hop.item)
                 else:
-                    dead.append((item, why, cid))
-        for (_, _, cid), items in hops.items():
-            self.send(items, "load", cid, True, None)
-        for item, _, cid in dead:
+                    dead.append(hop)
+        for (_, _, cid, demand), items in hops.items():
+            self.send(items, "load", cid, demand, None)
+        for item, demand, cid in dead:
             self._core.unwire(item.source, [item.source_frame])
-            move = Move([item], "load", cid, True, None)
+            move = Move([item], "load", cid, demand, None)
             if self._elsewhere(move, item):
-                self._retry([item], cid)
+                self._retry([item], cid, demand)
             else:
                 self._core.landed(item.target, [item.target_frame], b"\0")
 
@@ -370,7 +483,7 @@ class Movers:
     def busy(self, device: int) -> bool:
         """Transfers touch this device's frames."""
         return any(device in (i.source, i.target) for move in self._moves() for i in move.items[:1]) or any(
-            device in (item.source, item.target) for item, _, _ in self._chains()
+            device in (hop.item.source, hop.item.target) for hop in self._chains()
         )
 
     def leaving(self, device: int) -> int:
@@ -381,7 +494,7 @@ class Movers:
         """Some transfer has not ended: an event is to come."""
         return any(self._flying) or any(a or b for a, b in self._waiting)
 
-    def _chains(self) -> Iterable[tuple[Item, str, int]]:
+    def _chains(self) -> Iterable[Hop]:
         for waiting in self._chained.values():
             yield from waiting
         yield from self._staged
@@ -389,7 +502,7 @@ class Movers:
     def wires(self) -> list[tuple[int, int]]:
         """(device, frame), once per reason to be wired: for fsck."""
         found: list[tuple[int, int]] = []
-        items = [item for move in self._moves() for item in move.items] + [item for item, _, _ in self._chains()]
+        items = [item for move in self._moves() for item in move.items] + [hop.item for hop in self._chains()]
         for item in items:
             found.append((item.source, item.source_frame))
             found.append((item.target, item.target_frame))

@@ -14,13 +14,14 @@ and tried again when a transfer ends.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .context import Context
 from .cost import split
 from .errors import Panic
-from .records import EVICT, NO_COPY, OK, Admit
+from .records import EVICT, FACT, NO_COPY, OK, Admit
 
 _NOWHERE = bytes((NO_COPY,))
 IDLE_AT_ONCE = 32  # idle contexts that let go of their rows together, so that a policy has something to choose from
@@ -28,6 +29,9 @@ IDLE_AT_ONCE = 32  # idle contexts that let go of their rows together, so that a
 if TYPE_CHECKING:
     from .machine import Machine
     from .sched import Scheduler
+
+# From the flags of CoreApi.pagemap: 1 where an entry is full (1), but neither valid (4) nor wired (8).
+_ABSENT: Final = bytes(1 if flags & 13 == 1 else 0 for flags in range(256))
 
 
 class Pager:
@@ -78,6 +82,8 @@ class Pager:
             if result.status == OK:
                 context.told_blocks = max(context.told_blocks, mapped + result.loads)
                 self._admitted(context, result)
+                if self._m.tiers.exist and result.new_frames > result.loads:
+                    self._explain_computed(context, max(mapped, first_load))
                 return True
             if result.status == EVICT:
                 if not self.evict(short):
@@ -89,8 +95,13 @@ class Pager:
 
     def _admitted(self, context: Context, result: Admit) -> None:
         context.admitted = True
-        if result.loads:
-            loads = self._core.loads()
+        demand = not self._m.errands.fetching(context)
+        loads = self._core.loads() if result.loads else []
+        if demand and self._m.tiers.exist:
+            self._m.prefetches.wanted(context, loads)
+            if self._core.loading(context.slot) > result.loads:  # begun for somebody else, or as a prefetch
+                self._m.movers.urge(self._device.index, array("i", self._core.pagemap(context.slot)[0]))
+        if loads:
             self._m.count("faults")
             self._m.count("fault_blocks", result.loads)
             if len(self._m.schedulers) < len(self._m.devices):
@@ -99,14 +110,45 @@ class Pager:
                     "load",
                     self._device,
                     context.cid,
-                    tuple(loads[0::4]),
-                    f"{result.loads} blocks from {', '.join(names)}",
+                    loads[0::4],
+                    f"{result.loads} blocks from {', '.join(names)}" + self._numbers(loads),
                 )
-            context.gates = self._m.movers.load(loads, self._device.index, context.cid)
+            if not demand:
+                self._m.prefetches.begun(self._device.index, loads[0::4])
+            context.gates = self._m.movers.load(loads, self._device.index, context.cid, demand)
             for k in range(1, len(loads), 4):
                 evictor = self._m.tiers.evictors[loads[k]]
                 if evictor.policy.listens:
                     evictor.policy.used(self._m.view, loads[k], [loads[k - 1]])
+
+    def _numbers(self, loads: list[int]) -> str:
+        """What loading these takes against computing them, where both are known."""
+        m, own = self._m, self._device.index
+        link = m.costs.link(*m.tiers.link_of(max(loads[1::4]), own))
+        fit = m.costs.prefill[own].known()
+        if fit is None or not link.bytes_s:
+            return ""
+        n, size = len(loads) // 4, m.config.block_tokens
+        (first,) = FACT.iter_unpack(self._core.facts(loads[:1]))
+        load_ns, compute_ns = link.ns(n * m.costs.frame_bytes), fit.ns(n * size, first[2])
+        return f": loading takes {load_ns / 1e6:.2f} ms, computing {compute_ns / 1e6:.2f} ms"
+
+    def _explain_computed(self, context: Context, first: int) -> None:
+        """Full blocks from entry `first` on that no tier has: this context computes them, or waits for one that does."""
+        absent = self._core.pagemap(context.slot)[4].translate(_ABSENT)
+        size = self._m.config.block_tokens
+        reached = max(first, context.reached // size)
+        for what, start, end, why in (
+            ("recompute", first, reached, "were computed before and are in no tier any more"),
+            ("miss", reached, len(absent), "are in no tier"),
+        ):
+            n = absent.count(1, start, end)
+            if n:
+                self._m.count(f"{what}_blocks", n)
+                at = absent.find(1, start, end) * size
+                self._m.tiers.decide(
+                    what, self._device, context.cid, (), f"{n} blocks from token {at} on {why}: they are computed"
+                )
 
     def _split(self, context: Context) -> int:
         """First block to load rather than compute, of those that are not in hbm but in a slower tier."""
@@ -163,6 +205,8 @@ class Pager:
         wanted = self._available() + shortage_frames
         dropped = self.waits = False
         for context in victims:
+            if self._m.tiers.pinned(context) and self._core.slot_row(context.slot).entries:
+                self._kept(context)
             if self._can_drop(context):
                 if not self._drop(context, why):
                     self.waits = True
@@ -171,6 +215,15 @@ class Pager:
                 if self._available() >= wanted:
                     break
         return dropped
+
+    def _kept(self, context: Context) -> None:
+        """It would have to go, but for its pin: said once per pin."""
+        if context.kept_until_ns != context.pinned_until_ns:
+            context.kept_until_ns = context.pinned_until_ns
+            left_ms = (context.pinned_until_ns - self._m.now_ns) / 1e6
+            entries = self._core.slot_row(context.slot).entries
+            why = f"{entries} frames are wanted, but pinned for another {left_ms:.0f} ms"
+            self._m.tiers.decide("keep", self._device, context.cid, (), why)
 
     def _available(self) -> int:
         return self._core.free_frames(self._device.index) + self._core.reclaimable_frames(self._device.index)
@@ -196,11 +249,16 @@ class Pager:
         )
         return True
 
+    def forget(self, context: Context) -> None:
+        """It loses its frames."""
+        context.reached = max(context.reached, self._core.slot_row(context.slot).computed)
+        self._core.drop(context.slot)
+
     def _drop(self, context: Context, why: str) -> bool:
         """False: not yet (save_tail)."""
         if self._m.tiers.exist and not self.save_tail(context):
             return False
-        self._core.drop(context.slot)
+        self.forget(context)
         context.told_blocks = 0
         context.gates = []
         context.admitted = False
@@ -229,12 +287,26 @@ class Pager:
             return False
         pinned = [c for c in self._m.contexts_of(self._device.index) if self._m.tiers.pinned(c) and c is not oldest]
         for context in reversed(pinned):
-            context.pinned_until_ns = 0
-            self._m.count("pins_broken")
-            self._m.log("warning", f"context {context.cid} is pinned no more: context {oldest.cid} has no other room")
+            self._break_pin(context, f"context {oldest.cid} has no other room")
             if self._drop_some((context,), shortage_frames, "pinned"):
                 return True
         return False
+
+    def _break_pin(self, context: Context, why: str) -> None:
+        context.pinned_until_ns = 0
+        self._m.count("pins_broken")
+        self._m.log("warning", f"context {context.cid} is pinned no more: {why}")
+
+    def _break_newest_pin(self) -> bool:
+        """Of a context with frames: one without a job if there is any, the newest.  False: there is none."""
+        pinned = [
+            c for c in self._m.contexts_of(self._device.index)
+            if self._m.tiers.pinned(c) and self._core.slot_row(c.slot).entries and not self._core.in_flight(c.slot)
+        ]  # fmt: skip
+        if pinned:
+            newest = max(pinned, key=lambda c: (c.job is None, c.job.order if c.job is not None else c.cid))
+            self._break_pin(newest, "those that decode have no other room to grow")
+        return bool(pinned)
 
     def _drop_held(self, shortage_frames: int) -> bool:
         """Stopped and paused contexts, newest first."""
@@ -252,6 +324,8 @@ class Pager:
             return False
         holders = [c for c in (*self._sched.queue, *self._sched.decoding.values()) if self._can_drop(c)]
         if not holders:
+            if self._break_newest_pin():
+                return True  # the caller looks again
             raise Panic(f"{self._device.name}: no frame can be found and nobody can be preempted")
         holders.sort(key=Context.place)
         if len(holders) == 1 and -(-self._core.slot_row(holders[0].slot).tokens // self._m.config.block_tokens) > (

@@ -237,6 +237,7 @@ class Kernel:
             for context in m.contexts_of(device.index):
                 m.core.stop_running(context.slot)
             m.core.lose(device.index)
+            m.prefetches.lost(device.index)
             scheduler = m.schedulers[device.index]
             for context in list(m.contexts_of(device.index)):
                 context.admitted = False

@@ -13,6 +13,7 @@ nothing is read from it or written to it meanwhile, and no block counts as safe 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .cost import Costs
@@ -154,8 +155,12 @@ class Tiers:
 
     # -- what became of transfers ---------------------------------------------------------------------------------
 
-    def decide(self, what: str, device: Device, cid: int, blocks: tuple[int, ...], why: str) -> None:
-        self.decisions.add(self._m.now_ns, what, device.name, cid, blocks, why)
+    def decide(
+        self, what: str, device: Device, cid: int, blocks: Sequence[int], why: str, keys: Sequence[int] | None = None
+    ) -> None:
+        """keys: CoreApi.key_heads of the blocks, for those that are gone already."""
+        heads = self._core.key_heads(blocks) if keys is None else keys
+        self.decisions.add(self._m.now_ns, what, device.name, cid, tuple(blocks), why, tuple(heads))
 
     def failed(self, carrier: Device, items: list[Item], codes: dict[int, int]) -> None:
         """Items of a transfer failed: count them, say so, and deal with a full tier."""
@@ -218,6 +223,7 @@ class Tiers:
         """A tier's driver is up.  What it kept is what it found, unless its arena is said to be as it was."""
         if arena == "lost" or device.found:
             self._core.lose(device.index)
+            self._m.prefetches.lost(device.index)
             adopted = self._adopt(device)
             if adopted or device.found:
                 self._m.log("info", f"{device.name}: {adopted} blocks found from before")
@@ -266,6 +272,7 @@ class Tiers:
         """It will not come back: forget its copies."""
         self.tier_down(device)
         self._core.lose(device.index)
+        self._m.prefetches.lost(device.index)
 
     # -- writing down before it is needed -------------------------------------------------------------------------
 

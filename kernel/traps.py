@@ -350,6 +350,7 @@ def truncate(m: Machine, connection: Connection, call: Syscall, args: c.Truncate
     if parked(m, context, call):
         return None
     m.core.truncate(context.slot, args.length)
+    context.reached = min(context.reached, args.length)
     m.names.rewritten(context, args.length)
     context.admitted = False  # a block that was still being filled may have been given up with its end
     context.last_request = (0, 0)

@@ -99,9 +99,11 @@ def _fetch(m: Machine, context: Context, target: Device, conn: int, request: int
         return
     m.count("prefetches")
     row = m.core.slot_row(context.slot)
+    job = None
     if context.job is None and row.tokens and (row.computed < row.tokens or not row.entries):
-        m.start(context, Job(JobKind.PREFILL, m.next_order()))
-    _errand(m, Arrival(conn, request, context, deadline_ns))
+        job = Job(JobKind.PREFILL, m.next_order())
+        m.start(context, job)
+    _errand(m, Arrival(conn, request, context, deadline_ns, job))
 
 
 def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs) -> c.MovedResult | None:
@@ -130,14 +132,15 @@ def evict(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -
         raise Errno(E.EBUSY, "the context is pinned: unpin it before you evict")
     blocks = m.core.log_blocks(context.slot)[::-1]
     m.core.forget_tail(context.slot)
-    m.core.drop(context.slot)
+    m.schedulers[context.device].pager.forget(context)
     context.admitted = False
     m.schedulers[context.device].wake(context)
+    keys = m.core.key_heads(blocks)
     freed = 0
     for device in m.devices:
         freed += m.core.evict(device.index, blocks)
         m.tiers.evictors[device.index].forgotten(blocks)
-    m.tiers.decide("drop", m.devices[context.device], context.cid, tuple(blocks), f"asked for: {freed} copies freed")
+    m.tiers.decide("drop", m.devices[context.device], context.cid, blocks, f"asked for: {freed} copies freed", keys)
     return c.MovedResult(freed, resident_blocks(m, context, context.device), 0)
 
 
@@ -187,11 +190,16 @@ class _Expiry(Errand):
 def explain(m: Machine, connection: Connection, call: Syscall, args: c.ExplainArgs) -> c.ExplainResult:
     if args.block >= 0:
         administrator(m, connection, "ask about a block by number")
-        return c.ExplainResult(m.tiers.decisions.rows(blocks=frozenset((args.block,))))
+        try:
+            keys = frozenset(m.core.key_heads((args.block,))) - {0}
+        except (ValueError, IndexError, OverflowError):
+            keys = frozenset()  # there is no such block
+        return c.ExplainResult(m.tiers.decisions.rows(blocks=frozenset(() if keys else (args.block,)), keys=keys))
     if args.ctx or args.cid:
         context = context_of(m, connection, args)
-        blocks = set(m.core.log_blocks(context.slot))
-        return c.ExplainResult(m.tiers.decisions.rows(cid=context.cid, blocks=frozenset(blocks)))
+        full = m.core.slot_row(context.slot).tokens // m.config.block_tokens
+        keys = frozenset(int.from_bytes(m.core.key_of(context.slot, i)[:8], "little") for i in range(full))
+        return c.ExplainResult(m.tiers.decisions.rows(cid=context.cid, keys=keys))
     administrator(m, connection, "see the decisions about everybody")
     return c.ExplainResult(m.tiers.decisions.rows())
 

@@ -582,6 +582,13 @@ class Hierarchy(KernelMachine):
         root.result(root.post("sysctl", "tier.write", write))
         self.system.disconnect(root)
 
+    @invariant()
+    def no_prefetched_block_is_lost_from_the_books(self) -> None:
+        m = self.system.kernel.machine
+        ends = ("in_time", "late", "wasted", "abandoned", "failed")
+        ended = sum(m.counters[f"prefetch_{end}_blocks"] for end in ends)
+        assert m.counters["prefetched_blocks"] == ended + len(m.prefetches)
+
     def ask(self, which: int, name: str, *args: object) -> None:
         mirror = self.pick(which)
         if mirror is not None:
