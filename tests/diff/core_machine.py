@@ -585,12 +585,12 @@ class CoreMachine(RuleBasedStateMachine):
 EXAMPLES: Final = int(os.environ.get("ATTNIX_EXAMPLES", "60"))
 
 
-def run(machine: type[CoreMachine], **attributes: object) -> None:
-    """Many random runs of a machine with these class attributes."""
+def run(machine: type[CoreMachine], examples: int = EXAMPLES, **attributes: object) -> None:
+    """Random runs of a machine with these class attributes."""
     run_state_machine_as_test(
         type("Machine", (machine,), attributes),
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=60, deadline=None,
+            max_examples=examples, stateful_step_count=60, deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )  # fmt: skip

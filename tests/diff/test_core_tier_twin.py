@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .core_machine import run
+from .core_machine import EXAMPLES, run
 from .tier_machine import TierMachine
 
 
@@ -17,7 +17,9 @@ from .tier_machine import TierMachine
         (1, (5, 4), 2, 4),
         (1, (9, 0), 128, 3),
         (1, (5, 30), 128, 2),
+        (2, (3, 3, 3, 3, 3, 3), 128, 4),
+        (1, (5, 30), 128, 1),
     ],
 )
 def test_core_and_twin_agree(devices: int, tiers: tuple[int, ...], hash_bits: int, size: int) -> None:
-    run(TierMachine, devices=devices, tiers=tiers, hash_bits=hash_bits, size=size)
+    run(TierMachine, EXAMPLES // 3, devices=devices, tiers=tiers, hash_bits=hash_bits, size=size)
