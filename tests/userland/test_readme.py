@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,7 @@ def test_its_python_runs_against_the_default_model(
         assert not os.environ.get("CI"), "`make test` pulls SmolLM2 first"
         pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
     programs = blocks("python")
-    assert len(programs) == 1
+    assert len(programs) == 2
     assert len([line for line in programs[0].splitlines() if line.strip()]) <= 12
     socket = str(tmp_path / "run" / "s.sock")
     monkeypatch.setenv("ATTNIX_SOCKET", socket)
@@ -55,6 +57,46 @@ def test_its_python_runs_against_the_default_model(
             context.append(messages=[("user", "Tell me a story about a fox and a crow.")])
             alone = context.generate(max_tokens=60).text
         assert alone in said.stdout, "the fork did not change what the first context said"
+    finally:
+        assert attnix("shutdown").status == 0
+
+
+@pytest.mark.e2e
+@pytest.mark.model
+def test_its_named_contexts_survive_a_killed_daemon(
+    tmp_path: Path, attnix: Attnix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The section on tiers, as it stands there: boot line, program, kill -9, boot, one more line."""
+    if find_model("smollm2") is None:
+        assert not os.environ.get("CI"), "`make test` pulls SmolLM2 first"
+        pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
+    socket = str(tmp_path / "run" / "s.sock")
+    monkeypatch.setenv("ATTNIX_SOCKET", socket)
+    console = "\n".join(blocks("console"))
+    line = re.search(r"^\$ attnix (boot --daemon --hbm .*)$", console, re.MULTILINE)
+    later = re.search(r"^\$ python -c '(.*)'$", console, re.MULTILINE)
+    assert line and later
+
+    def boot() -> None:
+        state = ["--state-dir", str(tmp_path / "state")]
+        booted = subprocess.run([*COMMAND, *line[1].split(), *state], capture_output=True, text=True)
+        assert booted.returncode == 0, booted.stderr
+
+    boot()
+    said = subprocess.run([sys.executable, "-c", blocks("python")[1]], capture_output=True, text=True, timeout=300)
+    assert (said.returncode, said.stderr) == (0, "")
+    with connect(socket) as system:
+        assert len(system.names().rows) == 6
+        deadline = time.monotonic() + 60
+        while system.tiers().tiers[2].reclaimable_frames < 6 * 28 and time.monotonic() < deadline:
+            time.sleep(0.1)  # blocks of named contexts go down by themselves
+        os.kill(system.uname().pid, signal.SIGKILL)
+    boot()
+    try:
+        said = subprocess.run([sys.executable, "-c", later[1]], capture_output=True, text=True, timeout=300)
+        assert (said.returncode, said.stderr) == (0, "")
+        usage = re.search(r"computed_tokens=(\d+), .*nvme_tokens=(\d+)", said.stdout)
+        assert usage and int(usage[1]) <= 50 and int(usage[2]) == 448
     finally:
         assert attnix("shutdown").status == 0
 
