@@ -52,7 +52,7 @@ class Hop(NamedTuple):
 class Move:
     """Items that go together.  then(good items, failed items with errno) runs when all of them have ended."""
 
-    __slots__ = ("cid", "demand", "gate", "items", "over", "sent_ns", "seq", "then", "ticket", "why")
+    __slots__ = ("cid", "demand", "gate", "items", "over", "proven", "sent_ns", "seq", "then", "ticket", "why")
 
     def __init__(self, items: list[Item], why: str, cid: int, demand: bool, then: Then | None) -> None:
         self.items = items
@@ -63,6 +63,7 @@ class Move:
         self.seq = 0  # 0: not sent yet
         self.sent_ns = 0
         self.over = False
+        self.proven = False  # a pass has followed it through its gate to the last layer: all of it has landed
         self.gate = -1
         self.ticket = 0
 
@@ -372,7 +373,7 @@ class Movers:
             lost.extend(queue)
             queue.clear()
         for move in lost:
-            self._end(device, move, [(k, code) for k in range(len(move.items))])
+            self._end(device, move, [] if move.proven else [(k, code) for k in range(len(move.items))])
         self.stage()
 
     def _end(self, device: Device, move: Move, failed: list[tuple[int, int]]) -> None:
@@ -416,8 +417,8 @@ class Movers:
     def _elsewhere(self, move: Move, item: Item) -> bool:
         """A load that failed may come from another copy."""
         target = self._m.devices[item.target]
-        if move.why != "load" or target.tier != "hbm" or not target.up:
-            return False
+        if move.why != "load" or move.gate >= 0 or target.tier != "hbm" or not target.up:
+            return False  # (what passes have followed through a gate fails with them, and is computed)
         return any(
             frame >= 0 and d not in (item.source, item.target) and self._m.tiers.readable(d)
             for d, frame in enumerate(self._core.copies_of(item.block))

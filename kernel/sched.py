@@ -41,7 +41,7 @@ class Scheduler:
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
         self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
-        self._gates: list[Move] = []  # of the pass that is being planned
+        self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self.moves = 0  # changes of who is queued or holds frames
 
     # -- membership -----------------------------------------------------------------------------------------------
@@ -139,6 +139,12 @@ class Scheduler:
         """False: not yet, a transfer is to end."""
         pager = self.pager
         return pager.make_room(shortage_frames) or (not pager.waits and pager.preempt(shortage_frames))
+
+    def gates_passed(self) -> None:
+        """The pass in flight has ended well: what it followed has landed, though its driver may not have said so yet."""
+        for move in self._gates:
+            move.proven = True
+        self._gates = []
 
     def _histories(self, seqs: bytes) -> tuple[bytes, ...]:
         return tuple(

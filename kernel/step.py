@@ -352,6 +352,7 @@ class Kernel:
             self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, "log-probabilities do not fit the pass"))
             return
         device.flight = None
+        m.schedulers[device.index].gates_passed()
         device.failures = 0
         device.isolate = max(0, device.isolate - 1)
         commit = m.core.commit(device.index, event.tokens, event.logprobs)
