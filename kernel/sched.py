@@ -42,6 +42,7 @@ class Scheduler:
         self.decoding: dict[int, Context] = {}  # by slot
         self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
+        self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
 
     # -- membership -----------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class Scheduler:
         while device.up and device.flight is None and (self.queue or self.decoding):
             before = self.moves
             self._admit()
-            if self._send() or self.moves == before:
+            if self._send() or self._waits or self.moves == before:
                 return
             # Prompts that turned out to be computed already have left the queue, or somebody lost its frames: others may
             # be admitted now.  Each round ends a job or serves the oldest, so there cannot be many.
@@ -112,6 +113,7 @@ class Scheduler:
     def _send(self) -> bool:
         """Plan the next pass and emit it.  False: nothing can run."""
         device = self._device
+        self._waits = False
         while True:
             self._gates = []
             chunks = self._chunks()
@@ -120,10 +122,11 @@ class Scheduler:
             if plan.status == OK:
                 break
             if plan.status == EVICT:
-                if not self.pager.evict(plan.shortage_frames):
-                    return False  # frames are being copied away: a transfer is to end
-            elif plan.status == NOROOM and not self._find_room(plan.shortage_frames):
-                return False
+                self._waits = not self.pager.evict(plan.shortage_frames)
+            elif plan.status == NOROOM:
+                self._waits = not self._find_room(plan.shortage_frames)
+            if self._waits:
+                return False  # who was preempted for this must not be admitted again before that
         if not plan.sequences:
             return False
         device.seq += 1
