@@ -281,6 +281,7 @@ class Sleep(Errand):
     def __init__(self, conn: int, request: int) -> None:
         super().__init__(conn, request, None)
         self.tried: set[int] = set()
+        self.saved: set[int] = set()  # cids whose tail had its turn: where there is room for few, they push each other out
         self.asleep = 0  # drivers that have stopped
         self.asked = False
 
@@ -322,7 +323,11 @@ class Sleep(Errand):
         waits = 0
         pager = m.schedulers[device.index].pager
         for context in m.contexts_of(device.index):
-            if m.core.slot_row(context.slot).entries and not pager.save_tail(context):
+            if context.cid in self.saved or not m.core.slot_row(context.slot).entries:
+                continue
+            if pager.save_tail(context):
+                self.saved.add(context.cid)
+            else:
                 waits += 1
         blocks = [b for c in m.contexts_of(device.index) for b in m.core.row_blocks(c.slot)]
         blocks = list(dict.fromkeys(blocks + list(m.core.oldest(device.index, device.capacity))))

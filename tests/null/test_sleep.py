@@ -43,6 +43,23 @@ def test_contexts_sleep_in_dram_and_nvme_and_nothing_is_computed_again() -> None
     assert system.devices[0].computed_tokens - computed <= 8 + 3 + 3 + 3
 
 
+def test_more_partial_tails_than_dram_has_frames_do_not_push_each_other_out_for_ever() -> None:
+    system = SimulatedSystem(core=Core, frames=16, dram=2, block_tokens=4, window_tokens=64)
+    client = system.connect()
+    prompts = [[k + n for n in range(6)] for k in range(5)]
+    made = [client.call("alloc_context") for _ in prompts]
+    for context, prompt in zip(made, prompts, strict=True):
+        client.call("append", context.ctx, ints(prompt))
+    system.run()
+    root = system.connect(0)
+    request = root.post("sleep")
+    assert system.run(until=lambda: request in root.replies, limit=200) < 200
+    root.result(request)
+    root.call("wake")
+    for context, prompt in zip(made, prompts, strict=True):
+        assert tokens_of(client.call("generate", context.ctx, 3).tokens) == reference_tokens(prompt, 3)
+
+
 def test_without_a_tier_below_there_is_no_sleep() -> None:
     system = SimulatedSystem(core=Core, frames=8)
     with pytest.raises(Errno) as error:
