@@ -281,7 +281,7 @@ class Sleep(Errand):
     def __init__(self, conn: int, request: int) -> None:
         super().__init__(conn, request, None)
         self.tried: set[int] = set()
-        self.saved: set[int] = set()  # cids whose tail had its turn: where there is room for few, they push each other out
+        self.saved: set[int] = set()  # cids whose tail had its one turn (few may fit: they push each other out)
         self.asleep = 0  # drivers that have stopped
         self.asked = False
 
