@@ -253,7 +253,6 @@ class Machine:
     def _close(self, context: Context) -> None:
         process = context.process
         process.past = _add(process.past, self.usage(context))
-        self.core.note(context.slot, KIND_CLOSED, context.turns, 0)
         self.errands.gone(context)
         self.core.close_slot(context.slot)
         self.movers.abandon(context.cid)

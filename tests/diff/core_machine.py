@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from array import array
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -25,6 +25,7 @@ from attnix.kernel.geometry import RowLayout
 from attnix.kernel.records import EVICT, FILLING, NOROOM, OK, PREFILL, VALID, Admit
 from attnix.kernel.twin import TwinCore
 
+T = TypeVar("T")
 SECRET: Final = bytes(range(16))
 SLOTS: Final = 6
 WINDOW: Final = 24  # tokens in a row
@@ -578,7 +579,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.cores.counters().ghosts == 0 and not any(self.block_columns()[3])
 
     @staticmethod
-    def choose(data: st.DataObject, among: list[int]) -> int | None:
+    def choose(data: st.DataObject, among: list[T]) -> T | None:
         return data.draw(st.sampled_from(among)) if among else None
 
 

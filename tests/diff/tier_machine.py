@@ -22,6 +22,7 @@ from attnix.kernel.batch import unpack_seqs
 from attnix.kernel.errors import Panic
 from attnix.kernel.params import MAX_DEVICES
 from attnix.kernel.records import LOADING, NO_COPY, PREFILL, VALID, Admit
+from attnix.kernel.twin import TwinCore
 
 from .core_machine import CALLS, GARBAGE, ROOTS, CoreMachine, digest
 
@@ -120,6 +121,7 @@ class TierMachine(CoreMachine):
 
     def loading(self, s: int, result: Admit) -> None:
         loads = self.cores.loads()
+        assert isinstance(self.twin, TwinCore)
         assert len(loads) == 4 * result.loads
         self.cores.hit_blocks()
         device = self.twin.slot_device(s)

@@ -17,7 +17,7 @@ def test_a_pass_proves_that_its_loads_have_landed() -> None:
     system.run()
     client.call("demote", context.ctx, "nvme")
     request = client.post("generate", context.ctx, 6)
-    (load,) = [effect for effect in system.pending[2]]
+    (load,) = list(system.pending[2])
     (gated,) = [effect for effect in system.pending[0] if isinstance(effect, Exec)]
     assert gated.gates, "the pass follows the load through its gate"
     system.perform(load)  # it lands, and the gate says so; its completion is never sent

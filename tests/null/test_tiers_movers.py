@@ -4,6 +4,7 @@ and what nobody wants any more is not carried at all."""
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def parked(client: SimulatedClient, tokens: list[int], tier: str = "dram") -> in
     return ctx
 
 
-def large(core: CoreMaker, **more: int) -> SimulatedSystem:
+def large(core: CoreMaker, **more: Any) -> SimulatedSystem:
     return SimulatedSystem(
         frames=3000, window_tokens=8000, core=core, check=False, sysctl={"sched.step_tokens": 4096}, **more
     )
