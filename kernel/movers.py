@@ -52,7 +52,9 @@ class Hop(NamedTuple):
 class Move:
     """Items that go together.  then(good items, failed items with errno) runs when all of them have ended."""
 
-    __slots__ = ("cid", "demand", "gate", "items", "over", "proven", "sent_ns", "seq", "then", "ticket", "why")
+    __slots__ = (
+        "broken", "cid", "demand", "gate", "items", "over", "proven", "sent_ns", "seq", "then", "ticket", "why",
+    )  # fmt: skip
 
     def __init__(self, items: list[Item], why: str, cid: int, demand: bool, then: Then | None) -> None:
         self.items = items
@@ -63,6 +65,7 @@ class Move:
         self.seq = 0  # 0: not sent yet
         self.sent_ns = 0
         self.over = False
+        self.broken = False  # a pass that followed it has failed
         self.proven = False  # a pass has followed it through its gate to the last layer: all of it has landed
         self.gate = -1
         self.ticket = 0

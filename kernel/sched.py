@@ -149,6 +149,13 @@ class Scheduler:
             move.proven = True
         self._gates = []
 
+    def gates_failed(self) -> None:
+        """The pass in flight has failed behind gates: none follows the same loads again.  A gate says that its load failed
+        before the driver has said how it ended, and until then another pass would only fail in the same way."""
+        for move in self._gates:
+            move.broken = True
+        self._gates = []
+
     def _histories(self, seqs: bytes) -> tuple[bytes, ...]:
         return tuple(
             self._core.read_log(q.slot, 0, q.start + q.ntokens) for q in unpack_seqs(seqs) if q.flags & HISTORY
@@ -186,6 +193,8 @@ class Scheduler:
             job = context.job
             if job is None:
                 raise Panic(f"context {context.cid} is queued without a job")
+            if context.gates and not self._gates_hold(context):
+                continue  # even when nothing is left to compute but its last token: that reads what is still arriving
             choose = self._score_chunk if job.kind is JobKind.SCORE else self._chunk
             record = choose(context, job, budget)
             if record is None:
@@ -197,8 +206,6 @@ class Scheduler:
     def _advance(self, context: Context) -> tuple[int, int]:
         """(computed, ready) of a queued context; a block that nobody is filling any more is taken over."""
         while True:
-            if context.gates and not self._gates_hold(context):
-                return self._core.slot_row(context.slot).computed, 0
             at = self._core.advance(context.slot)
             if at.blocked_by == BLOCKED_BY_LOAD:
                 if not self._through_gates(context):
@@ -217,6 +224,8 @@ class Scheduler:
         if not context.gates or not context.gated:
             context.gated = context.gated and bool(context.gates)
             return True
+        if any(move.broken for move in context.gates):
+            return False
         if self._gates is not context.gates and (self._gates or not self._alone()):
             return False
         self._gates = context.gates
@@ -228,7 +237,7 @@ class Scheduler:
         moves = context.gates
         if not moves or self._gates or not self._alone():
             return False
-        if any(not move.seq for move in moves):
+        if any(not move.seq or move.broken for move in moves):
             return False  # not sent yet: a driver that is busy for long must not keep the compute device waiting
         if sum(len(move.items) for move in moves) < self._core.loading(context.slot):
             return False

@@ -304,6 +304,12 @@ class Kernel:
         m.count("exec_failed")
         m.log("warning", f"{device.name}: pass {event.seq} failed ({event.code}: {event.reason})")
         suspects = device.flight_seqs()
+        # Behind gates most likely a load failed, which is no fault of the accel's: one of that shows without gates too.
+        if device.flight.gates:
+            m.count("gated_passes_failed")
+            m.schedulers[device.index].gates_failed()
+            self._lose_pass(device)
+            return
         self._lose_pass(device)
         if event.code == E.E2BIG and len(suspects) > 1:  # nothing is wrong with anybody: smaller passes will do
             self._isolate(device)
