@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = 256  # items of one demand transfer
 BEHIND: Final = 64  # items of a transfer that nobody waits for: what a fault may have to wait behind
+FOLLOW: Final = 0.5  # a pass follows a load through gates if computing takes at least this share of loading
 AT_ONCE: Final = 2  # transfers of one device under way: one runs while the next is there already
 
 
@@ -124,9 +125,13 @@ class Movers:
         if begun:
             self.send([Item(begun[0], source, begun[1], target, begun[2], source)], "save", cid, True, None)
 
-    def load(self, loads: Sequence[int], target: int, cid: int, demand: bool) -> list[Move]:
+    def load(self, loads: Sequence[int], target: int, cid: int, demand: bool, compute_ns: float = -1.0) -> list[Move]:
         """Bring what an admission found elsewhere (CoreApi.loads) into its hbm frames.  The moves that have a gate.
-        demand: somebody waits for it; otherwise it is a prefetch."""
+
+        demand      somebody waits for it; otherwise it is a prefetch
+        compute_ns  what the context has to compute on top, below 0: unknown.  Where that is little, there is nothing to hide
+                    a load behind, and whole frames through dram come faster than layers straight into hbm
+        """
         direct: dict[int, list[Item]] = {}
         arriving: set[tuple[int, int]] = set()
         for k in range(0, len(loads), 4):
@@ -142,6 +147,9 @@ class Movers:
         gated: list[Move] = []
         for source, items in direct.items():
             gates = demand and len(items) > 1 and self._m.tiers.gated(source, target)
+            if gates and 0 <= compute_ns < FOLLOW * self._load_ns(source, len(items)):
+                self._staged.extend(Hop(item, demand, cid) for item in items)
+                continue
             move = self._gated(items, cid) if gates else None
             if move is not None:
                 gated.append(move)
@@ -152,6 +160,10 @@ class Movers:
             self._demand_first()
         self.stage()
         return gated
+
+    def _load_ns(self, source: int, frames: int) -> float:
+        costs = self._m.costs
+        return costs.link(source, "read").ns(frames * costs.frame_bytes)
 
     def _demand_first(self) -> None:
         """Staged loads in order of service: stable, so that each context's stay in theirs."""

@@ -115,11 +115,21 @@ class Pager:
                 )
             if not demand:
                 self._m.prefetches.begun(self._device.index, loads[0::4])
-            context.gates = self._m.movers.load(loads, self._device.index, context.cid, demand)
+            compute_ns = self._compute_ns(context, result.loads)
+            context.gates = self._m.movers.load(loads, self._device.index, context.cid, demand, compute_ns)
             for k in range(1, len(loads), 4):
                 evictor = self._m.tiers.evictors[loads[k]]
                 if evictor.policy.listens:
                     evictor.policy.used(self._m.view, loads[k], [loads[k - 1]])
+
+    def _compute_ns(self, context: Context, loads: int) -> float:
+        """What is left to compute of a context once `loads` blocks have come; below 0: unknown."""
+        fit = self._m.costs.prefill[self._device.index].known()
+        if fit is None:
+            return -1.0
+        where = self._core.residency(context.slot)
+        missing = max(1, where.count(NO_COPY)) * self._m.config.block_tokens
+        return fit.ns(missing, self._core.slot_row(context.slot).tokens - missing)
 
     def _numbers(self, loads: list[int]) -> str:
         """What loading these takes against computing them, where both are known."""
