@@ -159,6 +159,7 @@ class Dispatcher:
         self._snapshots = snapshots
         self._token = token
         self._unsaved = False  # this turn has something for the journal
+        self._retrying = False  # a timer will try again what the disk refused
         self._orphans: dict[tuple[int, int], Stream] = {}  # generations without a client that have stop strings
         self._text = text
         self._on_soon = on_soon
@@ -358,8 +359,19 @@ class Dispatcher:
     def _save(self) -> None:
         """What this turn changed is on record before anybody hears of it."""
         self._unsaved = False
-        if self._journal is not None and self._journal.pending:
-            self._journal.commit()
+        journal = self._journal
+        if journal is None:
+            return
+        if journal.pending:
+            journal.commit()
+        if journal.retry_ns and not self._retrying:  # an idle system has no turn in which it would be tried again
+            self._retrying = True
+            self._on_timer(journal.retry_ns, self._save_again)
+
+    def _save_again(self) -> None:
+        self._retrying = False
+        self._unsaved = True
+        self._turn()
 
     def _break(self, error: Exception) -> None:
         """The kernel's error, or ours: the state behind it is not to be served from."""

@@ -224,6 +224,13 @@ class JournalFile:
         """Whether there is something that `commit` should write now."""
         return bool(self._unsaved) and (not self._refused_at or self._clock() - self._refused_at > RETRY_S)
 
+    @property
+    def retry_ns(self) -> int:
+        """0, or the time until a disk that refused may be asked again."""
+        if not self._unsaved or not self._refused_at:
+            return 0
+        return max(1, int((self._refused_at + RETRY_S - self._clock()) * 1e9) + 1_000_000)
+
     def add(self, records: tuple[JournalRecord, ...]) -> None:
         """Part of this turn's transaction."""
         if not self._off:

@@ -69,6 +69,11 @@ class JournalPort(Protocol):
         """Whether `commit` has something to write now."""
         ...
 
+    @property
+    def retry_ns(self) -> int:
+        """0, or what was added waits for a disk that refused: `commit` is worth an attempt in so long."""
+        ...
+
     def add(self, records: tuple[JournalRecord, ...]) -> None:
         """Part of this turn's transaction."""
         ...

@@ -17,12 +17,14 @@ from attnix.kernel.events import (
     Effect,
     Event,
     Exec,
+    Journal,
     Pause,
     Reply,
     Resume,
     Syscall,
     Transfer,
 )
+from attnix.kernel.journal import DropRecord, JournalRecord
 from attnix.syscalls import abi
 from attnix.syscalls.dispatch import BUSY_TIMES, REQUESTS_AT_ONCE, Client, Dispatcher
 from attnix.syscalls.framing import Oversized
@@ -115,8 +117,37 @@ class Kernel:
         return []
 
 
-class Rig:
+class RefusingJournal:
+    """Its disk is full until `full` is False."""
+
     def __init__(self) -> None:
+        self.full = True
+        self.unsaved: list[JournalRecord] = []
+        self.saved: list[JournalRecord] = []
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.unsaved)
+
+    @property
+    def retry_ns(self) -> int:
+        return 7 if self.unsaved else 0
+
+    def add(self, records: tuple[JournalRecord, ...]) -> None:
+        self.unsaved.extend(records)
+
+    def commit(self) -> None:
+        if not self.full:
+            self.saved += self.unsaved
+            self.unsaved = []
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    def __init__(self, journal: RefusingJournal | None = None) -> None:
+        self.timers: list[tuple[int, Callable[[], None]]] = []
         self.kernel = Kernel()
         self.port = Port()
         self.soon: list[Callable[[], None]] = []
@@ -127,10 +158,11 @@ class Rig:
             self.port,
             None,
             on_soon=self.soon.append,
-            on_timer=lambda delay_ns, fire: None,
+            on_timer=lambda delay_ns, fire: self.timers.append((delay_ns, fire)),
             on_halt=lambda: None,
             on_panic=lambda error, event: self.panics.append(error),
             clock=lambda: self.now_ns,
+            journal=journal,
         )
 
     def client(self) -> tuple[Client, Peer]:
@@ -159,6 +191,21 @@ def test_what_the_kernel_wants_of_tiers_reaches_the_drivers() -> None:
     rig.kernel.effects = [move, attach, DetachTier(2)]
     rig.dispatcher.feed(Bug("info", ""))
     assert rig.port.asked == [move, attach, 2] and not rig.panics
+
+
+def test_a_refused_record_is_written_later_though_nothing_else_is_for_the_journal() -> None:
+    journal = RefusingJournal()
+    rig = Rig(journal)
+    record = DropRecord(1)
+    rig.kernel.effects = [Journal((record,))]
+    rig.dispatcher.feed(Bug("info", ""))
+    rig.dispatcher.feed(Bug("info", ""))
+    assert [delay for delay, _ in rig.timers] == [7], "one attempt to come, not one per record"
+    rig.timers.pop()[1]()
+    assert [delay for delay, _ in rig.timers] == [7], "still full: another one"
+    journal.full = False
+    rig.timers.pop()[1]()
+    assert journal.saved == [record, record] and not rig.timers and not rig.panics
 
 
 def test_a_crowd_is_taken_together_and_in_order() -> None:

@@ -229,10 +229,12 @@ def test_a_disk_that_refuses_is_tried_again_and_nothing_is_missing(
             file.commit()
     assert [level for level, _ in said] == ["error"], "said once"
     assert not file.pending
+    assert 0.9e9 < file.retry_ns < 1.1e9
     monkeypatch.setattr(file, "_write", real)
-    now[0] += 2
+    now[0] += file.retry_ns / 1e9
     assert file.pending
     file.commit()
+    assert file.retry_ns == 0
     assert [level for level, _ in said] == ["error", "info"]
     file.close()
     file, _ = opened(tmp_path)
