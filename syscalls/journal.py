@@ -332,7 +332,10 @@ def _raise_unless_damage(error: sqlite3.DatabaseError, path: Path) -> None:
     """
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _NOT_DAMAGE:
-        raise OSError(f"the journal {path} cannot be used: {error}") from error
+        raise OSError(
+            f"the journal {path} cannot be used: {error}; make room on its file system and see that it may be written, "
+            f"or give another --state-dir"
+        ) from error
 
 
 def _context_sum(cid: int, uid: int, name: str, detached: int, session: str, rest: bytes) -> int:
