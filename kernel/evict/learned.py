@@ -10,11 +10,15 @@ horizon it is the hit density of LHD (Beckmann, Chen, Cidon, NSDI 2018).  It can
 time, or fall, as for a person who does not answer.  The worst of 64 sampled leaves goes, with the blocks above it that are like it.
 
 **Estimation.**  Per class one hazard rate (uses per second of age) for each half octave of age: uses seen / time under
-observation, so that blocks which have not come back yet count for as long as they have not.  Observed are blocks whose key
-falls into a fixed share of all keys (SHARDS, Waldspurger et al., FAST 2015), *whether they are still resident or not*: what the policy
-evicts, it goes on learning about.  The share halves whenever more than RECORDS are under observation.
+observation, so that blocks which have not come back yet count for as long as they have not.  Observed are a few blocks of each
+turn, one per octave of distance from its end, *whether they are still resident or not*: what the policy evicts, it goes on learning
+about.  Whenever more than RECORDS are under observation, the share of turns that are halves (chosen by their last key, as SHARDS does
+with objects, Waldspurger et al., FAST 2015).
 
-**Classes** form a tree: all, how the last turn ended (and which tool), whether it was found often, which turn.  Where a class has few
+**Classes** form a tree: all, how the last turn ended (and which tool), how many blocks that turn added to what had been seen before,
+whether the block was found 0, 1 or more times.  What a turn added tells most: of Mooncake's conversations, a turn that added at
+most one block is followed by another within ten minutes in 52% of cases, one that added more than 16 in 21%.  A context may come
+back after all of it was evicted, and has then added nothing: the last keys of ENDS turns are remembered for that.  Where a class has few
 observations it takes the rates of the class above it, times the ratio of its uses to those that the rates above foretold,
 weighted as CLASS_PRIOR observations; at the root stands a rate that falls
 as 1/age, under which this policy is LRU.
@@ -26,7 +30,7 @@ is 1 / (r + 1 / index at that moment).  How far etas can be trusted is thus lear
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import exp
@@ -34,7 +38,7 @@ from typing import Final
 
 from .cost import cost_ns
 from .protocol import BlockView, Fact
-from .sampled import SAMPLE, draw, take_ranked
+from .sampled import SAMPLE, draw
 
 FIRST_EDGE_NS: Final = 1_000_000_000
 EDGES_NS: Final = tuple(int(FIRST_EDGE_NS * 2 ** (i / 2)) for i in range(25))  # 1 s .. 68 min
@@ -44,10 +48,11 @@ WIDTHS_S: Final = tuple((b - a) / 1e9 for a, b in zip(STARTS_NS, (*EDGES_NS, 2 *
 FORGET_NS: Final = 2 * EDGES_NS[-1]
 ROOT_RATES: Final = tuple(0.2 / (start / 1e9 + 1.0) for start in STARTS_NS)
 ROOT_PRIOR: Final = 16.0  # observations
-CLASS_PRIOR: Final = 8.0
-RECORDS: Final = 4096
-A_TURN: Final = 32  # of them that one end of a turn begins at most: a long context's blocks fare alike
-HOT: Final = 8  # uses that make a class of their own; finer use counts lost 3 points on Mooncake's synthetic mix at 10%
+CLASS_PRIOR: Final = 32.0  # more, for the observations of one turn fare alike
+RECORDS: Final = 16384
+ENDS: Final = 16384
+HITS: Final = 2  # that are told apart
+UNKNOWN: Final = 15  # blocks added: nobody's turn ended on it yet
 MEMORY: Final = 1 << 17  # observations of a class, in buckets passed; beyond, all halve
 PRIORITY_DOUBLES: Final = 10  # points of `advise` priority that double a block's worth
 LEAVES_A_DRAW: Final = 8  # of 64: the worst eighth
@@ -123,13 +128,15 @@ class Curve:
 
 
 class Record:
-    """A key under observation: its class, when its age began, the last bucket of age that it entered (-1: none yet)."""
+    """A key under observation: its class, when its age began, the last key of its turn, the last bucket of age that it
+    entered (-1: none yet)."""
 
-    __slots__ = ("bucket", "curve", "since_ns")
+    __slots__ = ("bucket", "curve", "since_ns", "turn")
 
-    def __init__(self, since_ns: int, curve: Curve) -> None:
+    def __init__(self, since_ns: int, curve: Curve, turn: int) -> None:
         self.since_ns = since_ns
         self.curve = curve
+        self.turn = turn
         self.bucket = -1
 
     def enter(self, bucket: int) -> None:
@@ -151,7 +158,9 @@ class Learned:
         self.calls = 0
         self.curves: dict[tuple[int, ...], Curve] = {}
         self.records: dict[int, Record] = {}
-        self.share = 0  # keys whose last `share` bits are 0 are observed
+        self.share = 0  # turns whose last key ends in `share` bits 0 are observed
+        self.added = bytearray()  # per block: how many its last turn added, in powers of four
+        self.ends: OrderedDict[int, None] = OrderedDict()  # last keys of turns
         self.expected: list[tuple[int, int]] = []  # heap of (due, key): their age has not begun
         self.waiting: list[deque[tuple[int, int]]] = [
             deque() for _ in range(BUCKETS)
@@ -162,20 +171,41 @@ class Learned:
         for _ in range(1 + want // LEAVES_A_DRAW):
             self.calls += 1
             leaves, facts = draw(view, device, self.calls)
-            ranked = sorted(
-                (self.worth(view, device, fact), fact.used_ns, leaf)
+            worst = sorted(
+                (self.worth(view, device, leaf, fact), fact.used_ns, leaf)
                 for leaf, fact in zip(leaves, facts, strict=True)
                 if leaf not in found
             )
-            most = LEAVES_A_DRAW if len(leaves) == SAMPLE else SAMPLE
-            found.update(dict.fromkeys(take_ranked(view, device, ranked[:most], want - len(found))))
+            if len(leaves) == SAMPLE:
+                del worst[LEAVES_A_DRAW:]
+            self._take(view, device, worst, want, found)
             if len(found) >= want or len(leaves) < SAMPLE:
                 break
         return list(found)
 
-    def worth(self, view: BlockView, device: int, fact: Fact) -> float:
+    def _take(
+        self, view: BlockView, device: int, worst: list[tuple[float, int, int]], want: int, found: dict[int, None]
+    ) -> None:
+        """Fill `found` with the blocks worth least: what is above a leaf competes with the other leaves for its own worth."""
+        above: dict[int, Sequence[int]] = {}  # block: itself and those above it, where those below it are found
+        while worst and len(found) < want:
+            worth, _, block = heappop(worst)
+            chain = above.pop(block, None) or view.chain(device, block, want - len(found))
+            facts = view.facts(chain)
+            for place, fact in enumerate(facts):
+                if place and (fact.used_ns, fact.hits) != (facts[0].used_ns, facts[0].hits):
+                    dearer = self.worth(view, device, chain[place], fact)
+                    if dearer > worth:
+                        above[chain[place]] = chain[place:]
+                        heappush(worst, (dearer, fact.used_ns, chain[place]))
+                        break
+                if len(found) == want:
+                    break
+                found[chain[place]] = None
+
+    def worth(self, view: BlockView, device: int, block: int, fact: Fact) -> float:
         """Nanoseconds saved per second that the block stays."""
-        curve = self._curve(fact)
+        curve = self._curve(block, fact)
         if fact.due_ns > view.now_ns:
             ahead_s = (fact.due_ns - view.now_ns) / 1e9
             index = 1.0 / (ahead_s + 1.0 / max(1e-9, curve.at(0)))
@@ -187,6 +217,7 @@ class Learned:
 
     def inserted(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
         self._came_back(view, blocks)
+        self._note(blocks, UNKNOWN)
 
     def used(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
         self._came_back(view, blocks)
@@ -194,11 +225,21 @@ class Learned:
     def ended(self, view: BlockView, device: int, blocks: Sequence[int]) -> None:
         now_ns = view.now_ns
         self._grow_older(now_ns)
-        mask = (1 << self.share) - 1
-        chosen = [(key, block) for key, block in zip(view.keys(blocks), blocks, strict=True) if not key & mask]
-        chosen = chosen[:: 1 + len(chosen) // A_TURN]
-        for (key, _), fact in zip(chosen, view.facts([block for _, block in chosen]), strict=True):
-            self.records[key] = Record(max(now_ns, fact.due_ns), self._curve(fact))
+        if not blocks:
+            return
+        keys = view.keys(blocks)
+        self._note(blocks, (self._new(view, blocks, keys).bit_length() + 1) // 2)
+        self.ends[keys[-1]] = None
+        self.ends.move_to_end(keys[-1])
+        if len(self.ends) > ENDS:
+            self.ends.popitem(last=False)
+        if keys[-1] & (1 << self.share) - 1:
+            return
+        places = [len(blocks) - 1, *(len(blocks) - 1 - (1 << i) for i in range((len(blocks) - 1).bit_length()))]
+        for place, fact in zip(places, view.facts([blocks[place] for place in places]), strict=True):
+            key = keys[place]
+            record = Record(max(now_ns, fact.due_ns), self._curve(blocks[place], fact), keys[-1])
+            self.records[key] = record
             if fact.due_ns > now_ns:
                 heappush(self.expected, (fact.due_ns, key))
             else:
@@ -206,12 +247,31 @@ class Learned:
         if len(self.records) > RECORDS:
             self.share += 1
             mask = (1 << self.share) - 1
-            self.records = {key: record for key, record in self.records.items() if not key & mask}
+            self.records = {key: record for key, record in self.records.items() if not record.turn & mask}
 
     def removed(self, view: BlockView, device: int, blocks: Sequence[int]) -> None: ...
 
-    def _curve(self, fact: Fact) -> Curve:
-        path = (int(fact.due_ns > 0), fact.kind, int(fact.hits >= HOT), min(3, fact.turn.bit_length()))
+    def _note(self, blocks: Sequence[int], added: int) -> None:
+        table = self.added
+        if blocks and (short := max(blocks) + 1 - len(table)) > 0:
+            table.extend(bytes((UNKNOWN,)) * max(short, len(table)))
+        for block in blocks:
+            table[block] = added
+
+    def _new(self, view: BlockView, blocks: Sequence[int], keys: Sequence[int]) -> int:
+        """How many blocks at the end no turn had before."""
+        seen = len(blocks)
+        while seen and keys[seen - 1] not in self.ends:
+            seen -= 1
+        for fact in view.facts(blocks[seen:]):
+            if not fact.hits:
+                break
+            seen += 1
+        return len(blocks) - seen
+
+    def _curve(self, block: int, fact: Fact) -> Curve:
+        added = self.added[block] if block < len(self.added) else UNKNOWN
+        path = (int(fact.due_ns > 0), fact.kind, added, min(HITS, fact.hits))
         curve = self.curves.get(path)
         if curve is None:
             above = self._curve_at(path[:1], None)
@@ -233,10 +293,9 @@ class Learned:
     def _came_back(self, view: BlockView, blocks: Sequence[int]) -> None:
         now_ns = view.now_ns
         self._grow_older(now_ns)
-        mask = (1 << self.share) - 1
         records = self.records
         for key in view.keys(blocks):
-            if not key & mask and key in records:
+            if key in records:
                 records.pop(key).use(now_ns)
 
     def _grow_older(self, now_ns: int) -> None:

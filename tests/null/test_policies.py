@@ -18,7 +18,7 @@ from attnix.kernel.evict import registry
 from attnix.kernel.evict.learned import Learned
 from attnix.kernel.evict.protocol import KIND_NONE, KIND_TOOL, KIND_TURN, EvictionPolicy, Fact
 from attnix.kernel.evict.reuse import Reuse
-from attnix.policy_lab import ETA, KINDS, Cache, Tape, optimum, run
+from attnix.policy_lab import BLIND, ETA, KINDS, Cache, Tape, optimum, run
 from attnix.traces import TOOL, TURN, UNKNOWN, Request, load
 
 SECOND_NS = 1_000_000_000
@@ -340,6 +340,22 @@ def test_a_hint_of_when_keeps_the_context_that_is_wanted_soon() -> None:
     told = run(tape, Learned(), 60, ETA).hit_ratio
     assert lru < best
     assert told >= lru + 0.6 * (best - lru)
+
+
+def test_contexts_that_grow_outlive_prompts_that_nobody_continues_though_both_are_used_at_the_same_rate() -> None:
+    """20 chats of 30 blocks that get one more every 40 s, and a new prompt of 100 blocks every 4 s, on frames for 400."""
+    requests = []
+    for chat in range(20):
+        for turn in range(40):
+            blocks = range(chat * 1000, chat * 1000 + 30 + turn)
+            requests.append(request(blocks, 40_000.0 * turn + 2_000.0 * chat))
+    requests += [request(range(100_000 + 100 * i, 100_100 + 100 * i), 1_000.0 + 4_000.0 * i) for i in range(400)]
+    tape = Tape(sorted(requests, key=lambda r: r.time_ms), 1)
+    best = optimum(tape, [400])[0]
+    lru = run(tape, registry.make("lru"), 400, BLIND).hit_ratio
+    learned = run(tape, Learned(), 400, BLIND).hit_ratio
+    assert lru < 0.05 < 0.15 < best
+    assert learned >= lru + 0.25 * (best - lru)
 
 
 # -- the bound
