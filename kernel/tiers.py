@@ -184,6 +184,8 @@ class Tiers:
     def _full(self, device: Device, items: list[Item]) -> None:
         """ENOSPC: evict and try once more; then the tier takes nothing new, and what it holds can be read."""
         m = self._m
+        if device.read_only:
+            return  # it was under way when that was found out
         if device.full_once:
             device.read_only = True
             m.log("error", f"{device.name} is full (ENOSPC) though {len(items)} of its frames were freed: it is read-only from now "

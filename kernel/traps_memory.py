@@ -100,7 +100,9 @@ def _fetch(m: Machine, context: Context, target: Device, conn: int, request: int
     m.count("prefetches")
     row = m.core.slot_row(context.slot)
     job = None
-    if context.job is None and row.tokens and (row.computed < row.tokens or not row.entries):
+    # A generation may end one token beyond the pool, since its last token needs no frame: that cannot be made resident.
+    fits = -(-row.tokens // m.config.block_tokens) <= target.capacity
+    if context.job is None and row.tokens and (row.computed < row.tokens or not row.entries) and fits:
         job = Job(JobKind.PREFILL, m.next_order())
         m.start(context, job)
     _errand(m, Arrival(conn, request, context, deadline_ns, job))

@@ -51,7 +51,7 @@ from attnix.kernel.events import (
 )
 from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.step import Kernel
-from attnix.kernel.tag import GATES, stored_bytes
+from attnix.kernel.tag import GATE_FAILED, GATES, gate_value, stored_bytes
 from attnix.kernel.twin import TwinCore
 
 CoreMaker: TypeAlias = Callable[..., CoreApi]
@@ -272,6 +272,10 @@ class SimulatedSystem:
         """The driver dies with whatever it was running, before or after it wrote KV, and comes back."""
         if self.pending[device] and wrote_kv:
             self.perform(self.pending[device][0])
+        gates = memoryview(self.gates).cast("q")
+        for effect in self.pending[device]:
+            if isinstance(effect, Transfer) and effect.gate >= 0:  # as the supervisor does: nobody else would
+                gates[effect.gate] = max(gates[effect.gate], gate_value(effect.ticket, GATE_FAILED))
         self.pending[device].clear()
         self.step(DriverDown(device, self.epochs[device], "killed by test"))
         self.driver_up(device, arena)
