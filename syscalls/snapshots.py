@@ -20,6 +20,7 @@ import errno
 import hashlib
 import itertools
 import os
+import stat
 import struct
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -148,8 +149,11 @@ def _sync(folder: Path) -> None:
 def read(directory: Path, uid: int, name: str) -> Snapshot:
     """SnapshotError: ENOENT, ECORRUPT, EIO."""
     try:
-        fd = os.open(directory / f"uid-{uid}" / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO is not waited for
+        fd = os.open(directory / f"uid-{uid}" / name, flags)
         with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
             data = file.read()
     except FileNotFoundError:
         raise SnapshotError(E.ENOENT, f"no snapshot is called {name!r}", name=name) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,21 @@ def test_files_are_private_and_of_one_uid(tmp_path: Path) -> None:
     os.symlink(path, path.with_name("link"))
     with pytest.raises(SnapshotError):
         snapshots.read(tmp_path / "snapshots", 1000, "link")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A FIFO in the place of a snapshot would hold its worker, and all jobs behind it, until their deadline."""
+    (tmp_path / "uid-0").mkdir()
+    os.mkfifo(tmp_path / "uid-0" / "s")
+    caught: list[SnapshotError] = []
+
+    def read() -> None:
+        try:
+            snapshots.read(tmp_path, 0, "s")
+        except SnapshotError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert [error.code for error in caught] == [E.EIO]
