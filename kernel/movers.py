@@ -389,6 +389,10 @@ class Movers:
             queue.clear()
         for move in lost:
             self._end(device, move, [] if move.proven else [(k, code) for k in range(len(move.items))])
+        stranded = [hop for hop in self._staged if hop.item.source == device.index]
+        self._staged = deque(hop for hop in self._staged if hop.item.source != device.index)
+        for hop in stranded:
+            self._give_up(hop)
         self.stage()
 
     def _end(self, device: Device, move: Move, failed: list[tuple[int, int]]) -> None:
@@ -474,13 +478,17 @@ class Movers:
                     dead.append(hop)
         for (_, _, cid, demand), items in hops.items():
             self.send(items, "load", cid, demand, None)
-        for item, demand, cid in dead:
-            self._core.unwire(item.source, [item.source_frame])
-            move = Move([item], "load", cid, demand, None)
-            if self._elsewhere(move, item):
-                self._retry([item], cid, demand)
-            else:
-                self._core.landed(item.target, [item.target_frame], b"\0")
+        for hop in dead:
+            self._give_up(hop)
+
+    def _give_up(self, hop: Hop) -> None:
+        """Its source will never have the content: another copy has, or nobody."""
+        item = hop.item
+        self._core.unwire(item.source, [item.source_frame])
+        if self._elsewhere(Move([item], "load", hop.cid, hop.demand, None), item):
+            self._retry([item], hop.cid, hop.demand)
+        else:
+            self._core.landed(item.target, [item.target_frame], b"\0")
 
     # -- looking --------------------------------------------------------------------------------------------------
 
