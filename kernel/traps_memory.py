@@ -113,6 +113,8 @@ def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs
     target = _tier(m, context, args.tier)
     if target.tier == "hbm":
         raise Errno(E.EINVAL, "a context is demoted to a tier below hbm", tier=args.tier)
+    if not (target.up or target.gone or target.removed or target.draining):
+        raise Errno(E.EAGAIN, f"{target.name} is being started again", device=target.name)
     if not target.up or target.read_only or target.draining:
         raise Errno(
             E.EHOSTDOWN, f"{target.name} takes nothing at present: see `attnix tiers` and dmesg", device=target.name

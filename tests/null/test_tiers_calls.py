@@ -7,7 +7,7 @@ import pytest
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import DriverGone
+from attnix.kernel.events import DriverDown, DriverGone
 from attnix.kernel.tag import stored_bytes
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -309,6 +309,19 @@ def test_a_tier_is_attached_used_drained_and_detached_while_serving(core: CoreMa
     system.run()
     assert tokens_of(client.result(stream).tokens) == reference_tokens(steady, 30)
     assert any("sim0: detached" in row.text for row in client.call("dmesg").rows)
+
+
+@CORES
+def test_a_tier_that_is_started_again_is_worth_another_attempt(core: CoreMaker) -> None:
+    """EHOSTDOWN says that it will not come back."""
+    system = SimulatedSystem(frames=12, dram=12, nvme=12, core=core)
+    client = system.connect()
+    ctx = settled(client, prompt(1, 14))
+    system.step(DriverDown(NVME, system.epochs[NVME], "killed"))
+    error = refused(client, "demote", ctx, "nvme")
+    assert error.code is E.EAGAIN and "being started again" in message_of(error)
+    system.driver_up(NVME)
+    assert client.call("demote", ctx, "nvme").failed_blocks == 0
 
 
 @CORES
