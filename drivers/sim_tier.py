@@ -276,7 +276,8 @@ def _check(config: dict[str, Any]) -> None:
                 f"setting {name!r} must be a {'positive ' if name in _REQUIRED else ''}integer, not {value!r}"
             )
     for name in _LISTS:
-        if not all(isinstance(number, int) for number in config.get(name, ())):
+        numbers = config.get(name, ())
+        if not isinstance(numbers, (list, tuple)) or not all(isinstance(number, int) for number in numbers):
             raise ConfigError(f"setting {name!r} is a list of item numbers")
     if not isinstance(config.get("dram_device"), int) or not isinstance(config.get("identity"), str):
         raise ConfigError("the settings dram_device and identity are required")

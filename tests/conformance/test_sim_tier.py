@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from attnix.drivers.conformance_tier import CHECKS, MIN_FRAMES, StoredFormat, TierRig
+from attnix.drivers.serve import ConfigError, DriverArguments
+from attnix.drivers.sim_tier import make_backend
 from attnix.drivers.spec import DriverSpec, driver_argv
 
 FORMAT = StoredFormat(6 * 4096, 6, 4, bytes(range(16)))
@@ -33,3 +35,11 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierRig]:
 @pytest.mark.parametrize("name", CHECKS)
 def test_the_simulated_tier_conforms(name: str, rig: TierRig) -> None:
     CHECKS[name](rig)
+
+
+@pytest.mark.parametrize("wrong", [7, ["x"], "5"])
+def test_faults_that_are_no_list_are_refused_by_name(wrong: object) -> None:
+    config = {"capacity_frames": 4, "frame_bytes": 128, "layers": 1, "block_tokens": 16, "fail_items": wrong}
+    config |= {"dram_device": 1, "identity": "00" * 16, "stored_bytes": 8192, "dram_frames": 4, "dram_fd": 0}
+    with pytest.raises(ConfigError, match="'fail_items' is a list of item numbers"):
+        make_backend(DriverArguments(0, 0, 0, config))
