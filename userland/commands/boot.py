@@ -40,7 +40,9 @@ def boot(
     numerics: Annotated[str, typer.Option(help="fast, or invariant: results do not depend on the batch.")] = "",
     threads: Annotated[int | None, typer.Option(help="Threads of each accel.")] = None,
     sharing: Annotated[str, typer.Option(help="Who shares prefixes: uid or none.")] = "",
-    state_dir: Annotated[str, typer.Option(metavar="DIR", help="Where the secret and the files of tiers lie.")] = "",
+    state_dir: Annotated[
+        str, typer.Option(metavar="DIR", help="Where secret, journal, snapshots and tiers' files lie.")
+    ] = "",
     sim: Annotated[str, typer.Option(metavar="JSON", help="Settings of the simulated accel, with --model sim.")] = "",
     sim_tier: Annotated[
         list[str] | None, typer.Option(metavar="SIZE[,JSON]", help="A simulated tier. Repeatable.")

@@ -110,7 +110,7 @@ def restore(
 
 
 def sleep(as_json: JsonOption = False, socket: SocketOption = "") -> None:
-    """Give all of hbm back and keep every context in the other tiers, until `attnix wake`."""
+    """Give all of hbm back and keep every context in the other tiers, until `attnix wake`.  Generations wait for that."""
     with call_system(socket, "sleep") as system:
         system.sleep()
     if as_json:

@@ -16,6 +16,7 @@ def tiers(as_json: JsonOption = False, socket: SocketOption = "") -> None:
     """Show every memory device: state, policy and engine; then its measured speed and what it has moved since boot.
 
     READ is out of the device, WRITE into it; the rates and the latency are measured by its driver, `-` until it has.
+    dram has no driver: what moves between it and another device is counted at that one.
     Last, what it costs to compute tokens, once that is known: timed at boot, then learned from every pass of prompts.
     """
     with call_system(socket, "tiers") as system:

@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="attnix replay", description="Replay a recorded trace through the kernel under a simulated clock."
     )
-    parser.add_argument("trace", type=Path, help="a file of ../shared/traces/, .gz or not")
+    parser.add_argument("trace", type=Path, help=".jsonl or .csv, .gz or not: see docs/replay.md")
     parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
     parser.add_argument(
