@@ -317,12 +317,16 @@ class Machine:
         elif job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})
             self._drop_scratch(context, job)
+        elif reason == "done" and not context.dying:
+            self.tiers.keep_up(context)
 
     def complete(self, context: Context, job: Job, result: ForwardResult | ScoreResult) -> None:
         """FORWARD or SCORE has its answer."""
         self._rest(context)
         self.reply(job.conn, job.request, 0, result)
         self._drop_scratch(context, job)
+        if not context.dying:
+            self.tiers.keep_up(context)
 
     def fail(self, context: Context, error: Errno) -> None:
         """The job ends in an errno; one that has sent a token ends in a reason instead (DESIGN.md §10.16)."""

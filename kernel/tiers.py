@@ -302,9 +302,13 @@ class Tiers:
                 held = [b for b, state in zip(log, core.copied(log, 1 << evictor.index), strict=True) if state]
                 if held:
                     evictor.policy.ended(m.view, evictor.index, held)
+        self.keep_up(context)
+
+    def keep_up(self, context: Context) -> None:
+        """It has computed something: copy it down, if it has a name or that is asked for."""
         if self.exist and context.kept is not None:
-            m.errands.save(context)
-        elif self.exist and m.sysctl.write != "back":
+            self._m.errands.save(context)
+        elif self.exist and self._m.sysctl.write != "back":
             self.write_through(context)
 
     def write_through(self, context: Context) -> None:
