@@ -101,10 +101,10 @@ class Link:
             return
         self.moves += 1
         self.moved_bytes += moved_bytes
-        if items == 1:
-            self.latency_ns = _blend(self.latency_ns, float(elapsed_ns))
         if items > 1 or not self.bytes_s:
             self.bytes_s = _blend(self.bytes_s, moved_bytes * 1e9 / elapsed_ns)
+        elif items == 1:
+            self.latency_ns = _blend(self.latency_ns, max(0.0, elapsed_ns - moved_bytes * 1e9 / self.bytes_s))
 
     def ns(self, n_bytes: int) -> float:
         """0 when nothing is known."""

@@ -216,7 +216,7 @@ class Evictor:
         deepest = costs.depth_cheaper_than(self._device.index, away + back)
         numbers = (
             f"; to {below.name} and back takes {away / 1e6:.3f} + {back / 1e6:.3f} ms a block, computing {first_ns / 1e6:.3f} ms "
-            f"at the start of a context, and less than moving before token {max(0, deepest):.0f}"
+            f"at the start of a context, and less than moving before token {min(max(0, deepest), m.config.window_tokens):.0f}"
         )
         if deepest <= 0:
             return [], numbers

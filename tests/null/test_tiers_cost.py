@@ -73,7 +73,7 @@ def test_a_link_learns_bandwidth_from_many_frames_and_latency_from_one() -> None
     assert link.ns(1000) == 0
     for _ in range(40):
         link.seen(1_000_000, 1_000_000, 10)  # 1 GB/s
-        link.seen(1000, 50_000, 1)
+        link.seen(1000, 51_000, 1)  # of which 1 us is the bytes' own time
     assert link.bytes_s == pytest.approx(1e9)
     assert link.latency_ns == pytest.approx(50_000)
     assert link.ns(2_000_000) == pytest.approx(2_050_000)
@@ -83,6 +83,15 @@ def test_a_link_learns_bandwidth_from_many_frames_and_latency_from_one() -> None
     assert (link.moves, link.moved_bytes) == (moves, moved) == (80, 40 * 1_001_000), (
         "a failed transfer measures nothing"
     )
+
+
+def test_one_frame_alone_is_not_counted_twice() -> None:
+    """All that is known is what one frame took: two take twice that, and none of it is latency as well."""
+    link = Link()
+    link.seen(1000, 50_000, 1)
+    assert link.ns(1000) == pytest.approx(50_000)
+    link.seen(1000, 50_000, 1)
+    assert link.ns(1000) == pytest.approx(50_000)
 
 
 # -- the split ------------------------------------------------------------------------------------------------------

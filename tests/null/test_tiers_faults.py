@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -237,6 +238,37 @@ def test_what_a_restarted_driver_finds_is_used(core: CoreMaker) -> None:
     assert said(client, ctx, 2) == reference_tokens(log, 2)
     assert system.devices[0].computed_tokens - before == 2
     assert any("3 blocks found from before" in r.text for r in client.call("dmesg").rows)
+
+
+@CORES
+@pytest.mark.parametrize("dram", [1, 2, 6])
+@pytest.mark.parametrize("direct", [False, True], ids=["staged", "direct"])
+def test_drivers_die_while_loads_wait_for_room_in_dram(core: CoreMaker, dram: int, direct: bool) -> None:
+    """What had to wait for a frame of dram still held its source in nvme when nvme came back (it was a panic)."""
+    for seed in range(6 if core is Core else 2):
+        rng = random.Random(seed)
+        system = SimulatedSystem(frames=9, dram=dram, nvme=16, direct=direct, core=core)
+        client = system.connect()
+        ctxs = [client.call("alloc_context").ctx for _ in range(6)]
+        for n, ctx in enumerate(ctxs):
+            client.call("append", ctx, ints(prompt(n, rng.randrange(3, 20))))
+        for _ in range(150):
+            ctx, what = rng.choice(ctxs), rng.randrange(9)
+            if what == 0:
+                client.post("generate", ctx, rng.randrange(1, 6))
+            elif what == 1:
+                client.post("demote", ctx, rng.choice(["dram", "nvme"]))
+            elif what == 2:
+                client.post("prefetch", ctx, rng.choice(["dram", "hbm"]), rng.choice([0, 1]))
+            elif what == 3:
+                system.kill_driver(rng.choice([NVME, NVME, 0]), rng.random() < 0.5, rng.choice(["kept", "lost"]))
+            elif what == 4:
+                system.fail(0)
+            else:
+                for _ in range(rng.randrange(6)):
+                    system.tick(rng.randrange(3))
+        system.run()
+        everything_is_given_back(system, client)
 
 
 # -- late and repeated --------------------------------------------------------------------------------------------------------------
