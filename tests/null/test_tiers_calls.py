@@ -375,6 +375,6 @@ def test_a_tier_that_cannot_be_started_is_an_error_and_leaves_nothing_behind(cor
     system.step(DriverGone(2, "no such directory"))
     error = admin.replies[request]
     assert error.code == E.ENODEV
-    assert dict(error.result) == {"message": "nvme0 cannot be started: no such directory", "device": "nvme0"}
+    assert error.result == {"message": "nvme0 cannot be started: no such directory", "device": "nvme0"}
     assert admin.call("attach_tier", "nvme", 10 * FRAME) == ("nvme0",)
     assert not system.kernel.machine.errands.open

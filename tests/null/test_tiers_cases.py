@@ -58,7 +58,7 @@ def row(client: SimulatedClient, device: str) -> Any:
 
 def stored_is_right(system: SimulatedSystem, logs: list[list[int]]) -> int:
     """Every stored frame of nvme holds the KV of a part of some log, as the model would compute it; how many there are."""
-    expected = set()
+    expected: set[tuple[int, int, bytes]] = set()
     for log in logs:
         entries = reference_entries(log)
         for at in range(0, len(log), 4):

@@ -150,7 +150,7 @@ def test_the_choice_follows_the_times_when_they_change(core: CoreMaker) -> None:
         client.call("demote", ctx, "dram")
         before: int = system.devices[0].computed_tokens
         assert tokens_of(client.call("generate", ctx, 2).tokens) == reference_tokens(log, 2)
-        return system.devices[0].computed_tokens - before
+        return int(system.devices[0].computed_tokens) - before
 
     assert computed_for_a_turn() <= 3
     system.frame_ns = 100_000

@@ -263,7 +263,7 @@ def test_a_leaf_goes_before_its_parent_on_every_tier(core: CoreMaker, policy: st
     client = system.connect()
     log = prompt(1, 20)
     ctx = settled(client, log)
-    blocks = system.core.log_blocks(system.kernel.machine.contexts[1].slot)
+    blocks = system.core.log_blocks(next(iter(system.kernel.machine.contexts.values())).slot)
     client.call("release", ctx)
     order: list[list[int]] = [[], [], []]
     for n in range(2, 12):
