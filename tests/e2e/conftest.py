@@ -214,11 +214,17 @@ def long_scripts(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> lis
         return answered(start, scripts)
 
 
-class Talks:
-    """Conversations that go on by turns, in a random order and some at a time, each answer compared with the right one.
+@pytest.fixture(scope="session")
+def streamed(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> list[Script]:
+    """Six conversations of some 370 tokens, of whose three turns the second has a long answer."""
+    scripts = [conversation(200 + n, 26, 3) for n in range(6)]
+    scripts = [s._replace(turns=(s.turns[0], s.turns[1]._replace(max_tokens=64), s.turns[2])) for s in scripts]
+    with contextlib.contextmanager(starter)(tmp_path_factory.mktemp("reference") / "d", smollm2) as start:
+        return answered(start, scripts)
 
-    client   may be another one than before: `contexts` are then opened by name
-    """
+
+class Talks:
+    """Conversations that go on by turns, in a random order and some at a time, each answer compared with the right one."""
 
     def __init__(self, client: Client, scripts: Sequence[Script], at_once: int = 3, seed: int = 1) -> None:
         self.client = client
@@ -244,15 +250,20 @@ class Talks:
         under_way: list[tuple[int, Stream]] = []
         order = self._random.sample(range(len(self.scripts)), len(self.scripts))
         for n, i in enumerate(order):
-            under_way.append((i, answer(self.contexts[i], self.scripts[i].turns[self.done[i]])))
+            under_way.append((i, self.go_on(i)))
             if at and n in at:
                 at[n]()
             if len(under_way) == self._at_once:
-                results.append(self._check(*under_way.pop(0)))
-        results += [self._check(*one) for one in under_way]
+                results.append(self.check(*under_way.pop(0)))
+        results += [self.check(*one) for one in under_way]
         return results
 
-    def _check(self, i: int, stream: Stream) -> GenerateResult:
+    def go_on(self, i: int) -> Stream:
+        """Begin the next turn of one."""
+        return answer(self.contexts[i], self.scripts[i].turns[self.done[i]])
+
+    def check(self, i: int, stream: Stream) -> GenerateResult:
+        """Wait for the end of that turn; its tokens are the right ones."""
         result = stream.result()
         assert result.tokens == self.scripts[i].answers[self.done[i]], f"turn {self.done[i]} of conversation {i}"
         self.done[i] += 1
@@ -282,3 +293,9 @@ TalksOf = Callable[..., Talks]
 def talks_of() -> TalksOf:
     """Talks(client, scripts, ...), for modules that cannot import this one."""
     return Talks
+
+
+@pytest.fixture(scope="session")
+def answered_by() -> Callable[..., list[Script]]:
+    """answered(start, scripts, *flags), likewise."""
+    return answered
