@@ -165,6 +165,11 @@ class Costs:
         """verb: "read" out of the device's frames, "write" into them."""
         return self._links.setdefault((device, verb), Link())
 
+    def forget(self, device: int) -> None:
+        """Another device has this number now."""
+        for verb in ("read", "write"):
+            self._links.pop((device, verb), None)
+
     def rebuild_ns(self, device: int, depth: int) -> int:
         """To compute one block at that depth again, as part of a longer prompt; 0: unknown."""
         fit = self.prefill[device].known() if device < len(self.prefill) else None

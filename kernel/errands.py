@@ -72,7 +72,7 @@ class Demotion(Errand):
             return self._result(m, 0)
         blocks = m.core.log_blocks(context.slot)[::-1]
         tail = m.core.tail_of(context.slot)[0]
-        if tail >= 0 and self.with_tail:
+        if tail >= 0 and self.with_tail and self.target.tier != "remote":
             blocks.insert(0, tail)
         waiting = m.movers.busy(context.device) or m.movers.busy(self.target.index)
         todo_down, left = self._hops(m, blocks, context.device, stage)

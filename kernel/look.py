@@ -74,6 +74,8 @@ def vmstat(m: Machine) -> dict[str, int]:
     counts["syscalls"] = m.syscalls
     counts.update(m.core.counters()._asdict())
     for device in m.devices:
+        if device.removed:
+            continue
         counts[f"{device.name}_free_frames"] = m.core.free_frames(device.index)
         counts[f"{device.name}_reclaimable_frames"] = m.core.reclaimable_frames(device.index)
         counts[f"{device.name}_restarts"] = device.restarts

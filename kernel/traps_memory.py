@@ -227,6 +227,7 @@ def attach_tier(m: Machine, connection: Connection, call: Syscall, args: c.Attac
         number += 1
     device = Device(index, DeviceConfig(f"{args.kind}{number}", args.kind, frames))
     m.core.set_capacity(index, frames)
+    m.costs.forget(index)
     evictor = Evictor(m, device, m.sysctl.policy_of(device.tier))
     if index == len(m.devices):
         m.devices.append(device)

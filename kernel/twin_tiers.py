@@ -20,13 +20,13 @@ from collections.abc import Sequence
 from .errors import Panic
 from .params import MAX_DEVICES
 from .records import FACT, FILLING, FREE, LOADING, NO_COPY, VALID
-from .twin_mapping import TwinMapping
+from .twin_admission import TwinAdmission
 from .twin_tables import PoolState
 
 MAX_TURN = 65535
 
 
-class TwinTiers(TwinMapping):
+class TwinTiers(TwinAdmission):
     """Copies, transfers, and what policies are told."""
 
     # -- capacity -----------------------------------------------------------------------------------------------

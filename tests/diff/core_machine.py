@@ -536,11 +536,15 @@ class CoreMachine(RuleBasedStateMachine):
             chain = self.chain(s)
             computed = self.twin.slot_row(s).computed
             pending = self.twin.pending_copy(s)
+            assert isinstance(self.twin, TwinCore)
+            entry = self.twin._slots[
+                s
+            ].pending_entry  # it need not be where `computed` is: a partial hit comes after whole ones
             device = self.twin.slot_device(s)
             contents = self.contents[device]
             frames = array("i", self.twin.pagemap(s)[0])
             for p in range(computed):
-                f = pending if pending >= 0 and p // self.size == computed // self.size else frames[p // self.size]
+                f = pending if p // self.size == entry else frames[p // self.size]
                 if not self.coming(device, f):
                     assert contents[f][p % self.size] == chain[p], f"slot {s} has lost the KV of token {p} (frame {f})"
         parents, domains, frames_of, indexed = self.block_columns()

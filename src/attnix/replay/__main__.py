@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from attnix.kernel.tag import stored_bytes
+from attnix.plugins import register_policies
 from attnix.traces import load
 
 from .engine import Frames, Replay, policy_names
@@ -82,6 +83,8 @@ def frames_in(profile: Profile, block_tokens: int, hbm: str, dram: str, nvme: st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 not possible, 2 wrong usage."""
+    for complaint in register_policies():
+        print(f"attnix replay: {complaint}", file=sys.stderr)
     parser = argparse.ArgumentParser(
         prog="attnix replay", description="Replay a recorded trace through the kernel under a simulated clock."
     )
