@@ -164,8 +164,7 @@ class Evictor:
         if below is None:
             return self._evict(dirty, want_frames, "no slower tier can take it")
         freed = 0
-        self._refuse_private(dirty, below)
-        refused = [b for b in dirty if b in self._refused]
+        refused = self._not_for(below, dirty)
         if refused:  # asking again and again would keep both sides busy for nothing
             freed = self._evict(refused, want_frames, f"{below.name} did not take it")
             m.count("dropped_blocks", freed)
@@ -229,11 +228,14 @@ class Evictor:
         self._ready += [item.block for item in good]
         self._refused.update(item.block for item, code in bad if code not in (E.ENOSPC, E.EHOSTDOWN))
 
-    def _refuse_private(self, blocks: list[int], below: Device) -> None:
-        """A store that others use too takes no block that nobody else could ever ask for: saved tails."""
+    def _not_for(self, below: Device, blocks: list[int]) -> list[int]:
+        """Those that the tier below did not take, or will not: a store that others use too takes no block that nobody else could
+        ever ask for (saved tails)."""
+        refused = {b for b in blocks if b in self._refused}
         if below.tier == "remote" and blocks:
             facts = FACT.iter_unpack(self._core.facts(blocks))
-            self._refused.update(b for b, fact in zip(blocks, facts, strict=True) if not fact[10])
+            refused.update(b for b, fact in zip(blocks, facts, strict=True) if not fact[10])
+        return [b for b in blocks if b in refused]
 
     def ahead(self, low_frames: int) -> None:
         """Begin demotions while fewer than `low_frames` are free or clean, so that the next admission need not wait."""
@@ -249,7 +251,7 @@ class Evictor:
         dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY]
         below = self._m.tiers.below(index)
         if dirty and below is not None:
-            self._refuse_private(dirty, below)
-            dirty = [b for b in dirty if b not in self._refused]
+            refused = set(self._not_for(below, dirty))
+            dirty = [b for b in dirty if b not in refused]
             room = self._m.tiers.evictors[below.index].room(len(dirty))
             self.leaving += self._m.movers.copy(index, below.index, dirty[:room], "demote", then=self._demoted)
