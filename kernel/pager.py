@@ -115,15 +115,16 @@ class Pager:
                 )
             if not demand:
                 self._m.prefetches.begun(self._device.index, loads[0::4])
-            compute_ns = self._compute_ns(context, result.loads)
+            compute_ns = self._compute_ns(context)
             context.gates = self._m.movers.load(loads, self._device.index, context.cid, demand, compute_ns)
-            for k in range(1, len(loads), 4):
-                evictor = self._m.tiers.evictors[loads[k]]
+            for source in sorted(set(loads[1::4])):
+                evictor = self._m.tiers.evictors[source]
                 if evictor.policy.listens:
-                    evictor.policy.used(self._m.view, loads[k], [loads[k - 1]])
+                    used = [b for b, d in zip(loads[0::4], loads[1::4], strict=True) if d == source]
+                    evictor.policy.used(self._m.view, source, used)
 
-    def _compute_ns(self, context: Context, loads: int) -> float:
-        """What is left to compute of a context once `loads` blocks have come; below 0: unknown."""
+    def _compute_ns(self, context: Context) -> float:
+        """What is left to compute of a context once its loads have come; below 0: unknown."""
         fit = self._m.costs.prefill[self._device.index].known()
         if fit is None:
             return -1.0
