@@ -636,9 +636,9 @@ COMMON = settings(
 )  # fmt: skip
 
 TestHierarchy = Hierarchy.TestCase
-TestHierarchy.settings = COMMON
+TestHierarchy.settings = settings(COMMON, max_examples=200)
 TestDirectHierarchy = DirectHierarchy.TestCase
-TestDirectHierarchy.settings = COMMON
+TestDirectHierarchy.settings = settings(COMMON, max_examples=200)
 TestTwinHierarchy = TwinHierarchy.TestCase
 TestTwinHierarchy.settings = settings(COMMON, max_examples=60)
 TestTwin = TwinMachine.TestCase
