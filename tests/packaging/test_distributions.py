@@ -79,10 +79,11 @@ def shipped_python(root: Path, folders: tuple[str, ...]) -> set[str]:
     """What the wheel must hold, by the names it has there."""
     package = root / "src" / "attnix"
     files = {f"attnix/{f.name}" for f in package.iterdir() if f.suffix == ".py" or f.name == "py.typed"}
-    for name in folders:
-        for f in (root / name).rglob("*"):
+    own = [d for d in package.iterdir() if d.is_dir() and not d.is_symlink()]  # packages above the layers: replay
+    for folder, above in [(root / name, root) for name in folders] + [(d, package) for d in own]:
+        for f in folder.rglob("*"):
             if f.suffix in (".py", ".pyi"):
-                files.add(f"attnix/{f.relative_to(root)}")
+                files.add(f"attnix/{f.relative_to(above)}")
     return files
 
 

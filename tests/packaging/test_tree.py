@@ -123,7 +123,7 @@ def third_party(sources: Iterable[Source]) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in sources:
         for name, line in imported(source.tree):
-            if name not in sys.stdlib_module_names and name != "attnix":
+            if name not in sys.stdlib_module_names and name not in ("attnix", "tests"):
                 found.setdefault(name.lower(), f"{source.path}:{line}")
     return found
 

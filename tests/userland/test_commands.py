@@ -34,6 +34,7 @@ TIER = {
     "reclaimable_frames": int, "mapped_frames": int, "wired_frames": int, "frame_bytes": int, "driver_pid": int,
     "restarts": int, "policy": str, "engine": str,
     **dict.fromkeys(("read_bytes_s", "write_bytes_s", "latency_ns", "read_bytes", "write_bytes", "errors", "corrupt"), int),
+    **dict.fromkeys(("prefill_token_ns", "prefill_pair_ns", "prefill_pass_ns"), (int, float)),
 }  # fmt: skip
 PAGEMAP = {
     "cid": int, "device": str, "block_tokens": int, "tokens": int,
