@@ -411,15 +411,10 @@ class Errands:
         for errand in [e for e in self.open if e.context is context]:
             self._end(errand, E.ESTALE, {"message": "the context was released meanwhile"})
 
-    def device_up(self, device: Device) -> None:
-        """`run` of this step has passed; an attach is answered now."""
-        self.run()
-
     def driver_asleep(self) -> None:
         for errand in self.open:
             if isinstance(errand, Sleep):
                 errand.asleep += 1
-        self.run()
 
     def device_gone(self, device: Device) -> None:
         detail: Detail = {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}

@@ -62,7 +62,7 @@ class Evictor:
             return self._drop(want_frames)
         freed = 0
         if self._ready:
-            freed = self._evict_clean(self._ready, keepers, want_frames, keep=True)
+            freed = self._evict_ready(keepers, want_frames)
         while freed < want_frames and self.leaving < MOST_LEAVING:
             chunk = min(want_frames - freed, MOST_LEAVING)
             victims = list(self.policy.victims(self._m.view, index, chunk))
@@ -124,12 +124,12 @@ class Evictor:
             self._m.count("dropped_blocks", freed)
         return freed
 
-    def _evict_clean(self, blocks: list[int], keepers: int, want_frames: int, keep: bool) -> int:
-        states = self._core.copied(blocks, keepers)
-        clean = [b for b, state in zip(blocks, states, strict=True) if state == _CLEAN]
-        freed = self._evict(clean[:want_frames], want_frames, "demoted to make room")
-        self._ready = clean[want_frames:] if keep else []
-        return freed
+    def _evict_ready(self, keepers: int, want_frames: int) -> int:
+        """Of what was demoted for this; what is not wanted yet stays ready."""
+        states = self._core.copied(self._ready, keepers)
+        clean = [b for b, state in zip(self._ready, states, strict=True) if state == _CLEAN]
+        self._ready = clean[want_frames:]
+        return self._evict(clean[:want_frames], want_frames, "demoted to make room")
 
     def _evict(self, blocks: Sequence[int], want_frames: int, why: str) -> int:
         if not blocks or want_frames <= 0:
@@ -239,14 +239,15 @@ class Evictor:
 
     def ahead(self, low_frames: int) -> None:
         """Begin demotions while fewer than `low_frames` are free or clean, so that the next admission need not wait."""
-        if self.leaving or not self._m.tiers.keepers(self._device):
-            return
         index = self._device.index
-        if self._core.free_frames(index) + len(self._ready) >= low_frames:
+        if self.leaving or self._core.free_frames(index) + len(self._ready) >= low_frames:
+            return  # every step comes this far, few go on
+        keepers = self._m.tiers.keepers(self._device)
+        if not keepers:
             return
         want = low_frames - self._core.free_frames(index)
         victims = list(self.policy.victims(self._m.view, index, want))
-        states = self._core.copied(victims, self._m.tiers.keepers(self._device))
+        states = self._core.copied(victims, keepers)
         self._ready += [b for b, s in zip(victims, states, strict=True) if s == _CLEAN and b not in self._ready]
         dirty = [b for b, s in zip(victims, states, strict=True) if s == _DIRTY]
         below = self._m.tiers.below(index)

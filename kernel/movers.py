@@ -54,7 +54,7 @@ class Move:
     """Items that go together.  then(good items, failed items with errno) runs when all of them have ended."""
 
     __slots__ = (
-        "broken", "cid", "demand", "gate", "items", "over", "proven", "sent_ns", "seq", "then", "ticket", "why",
+        "broken", "cid", "demand", "gate", "items", "over", "proven", "seq", "then", "ticket", "why",
     )  # fmt: skip
 
     def __init__(self, items: list[Item], why: str, cid: int, demand: bool, then: Then | None) -> None:
@@ -64,7 +64,6 @@ class Move:
         self.demand = demand  # somebody waits for it
         self.then = then
         self.seq = 0  # 0: not sent yet
-        self.sent_ns = 0
         self.over = False
         self.broken = False  # a pass that followed it has failed
         self.proven = False  # a pass has followed it through its gate to the last layer: all of it has landed
@@ -334,7 +333,6 @@ class Movers:
             pairs.extend((item.source_frame, item.target_frame) if outward else (item.target_frame, item.source_frame))
         device.transfer_seq += 1
         move.seq = device.transfer_seq
-        move.sent_ns = self._m.now_ns
         self._flying[device.index][move.seq] = move
         tags = self.tags([item.block for item in move.items])
         self._m.count("transfers")
@@ -509,10 +507,6 @@ class Movers:
         return any(device in (i.source, i.target) for move in self._moves() for i in move.items[:1]) or any(
             device in (hop.item.source, hop.item.target) for hop in self._chains()
         )
-
-    def leaving(self, device: int) -> int:
-        """Items on their way out of this device to a slower one."""
-        return sum(len(mv.items) for mv in self._moves() if mv.items[0].source == device < mv.items[0].target)
 
     def moving(self) -> bool:
         """Some transfer has not ended: an event is to come."""

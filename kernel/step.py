@@ -229,10 +229,7 @@ class Kernel:
         m.log("info", f"{device.name}: driver {event.driver_pid} is up, epoch {event.epoch}{found}")
         if device.tier != "hbm":
             m.tiers.tier_up(device, event.arena if device.restarts else "kept")
-            m.errands.device_up(device)
             return
-        if m.asleep:
-            m.errands.run()
         if event.arena == "lost" and device.restarts:
             for context in m.contexts_of(device.index):
                 m.core.stop_running(context.slot)

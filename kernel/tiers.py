@@ -195,9 +195,6 @@ class Tiers:
         m.count("enospc_retries")
         self.evictors[device.index].free(len(items))
 
-    def wrote(self, device: Device) -> None:
-        device.full_once = False
-
     def landed(self, target: int, good: list[Item]) -> None:
         """Blocks have a copy on `target` now."""
         policy = self.evictors[target].policy
