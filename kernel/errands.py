@@ -117,8 +117,6 @@ class Demotion(Errand):
             return self._result(m, failed)
         if m.core.slot_row(context.slot).entries and context.job is None:
             m.schedulers[context.device].pager.forget(context)
-            context.admitted = False
-            m.schedulers[context.device].wake(context)
         there = m.core.copied(blocks, 1 << self.target.index)
         clean = [b for b, state in zip(blocks, there, strict=True) if state == 2]
         for device in m.devices[: self.target.index]:
@@ -228,9 +226,6 @@ class Arrival(Errand):
         if m.core.loading(context.slot):
             m.finish(context, "cancelled")
             m.schedulers[context.device].pager.forget(context)
-            context.gates = []
-            context.admitted = False
-            m.schedulers[context.device].wake(context)
             m.movers.abandon(context.cid)
 
 
@@ -258,8 +253,7 @@ class Detach(Errand):
         if device.up and stage is not None and stage is not device:
             blocks = [b for b in m.core.oldest(device.index, device.capacity) if b not in self.tried]
             others = ((1 << len(m.devices)) - 1) & ~(1 << device.index)
-            states = m.core.copied(blocks, others)
-            only = [b for b, state in zip(blocks, states, strict=True) if not state]
+            only = m.tiers.lacking(blocks, others)
             room = min(len(only), m.core.free_frames(stage.index))
             begun = m.movers.copy(device.index, stage.index, only[:room], "drain")
             self.tried.update(only[:begun])
@@ -297,15 +291,10 @@ class Sleep(Errand):
         lost = 0
         for device in computes:
             for context in m.contexts_of(device.index):
-                m.core.drop(context.slot)
-                context.admitted = False
-                context.gates = []
-                context.gated = False
-                m.schedulers[device.index].wake(context)
+                m.schedulers[device.index].pager.forget(context)
                 if context.job is None:
                     m.schedulers[device.index].rest(context)
-            blocks = m.core.oldest(device.index, device.capacity)
-            lost += m.core.copied(blocks, m.tiers.keepers(device)).count(0)
+            lost += len(m.tiers.lacking(m.core.oldest(device.index, device.capacity), m.tiers.keepers(device)))
             m.core.lose(device.index)
             m.tiers.evictors[device.index].use(m.tiers.evictors[device.index].policy.name)
             device.up = False
@@ -331,8 +320,7 @@ class Sleep(Errand):
                 waits += 1
         blocks = [b for c in m.contexts_of(device.index) for b in m.core.row_blocks(c.slot)]
         blocks = list(dict.fromkeys(blocks + list(m.core.oldest(device.index, device.capacity))))
-        states = m.core.copied(blocks, m.tiers.keepers(device))
-        todo = [b for b, state in zip(blocks, states, strict=True) if not state and b not in self.tried]
+        todo = [b for b in m.tiers.lacking(blocks, m.tiers.keepers(device)) if b not in self.tried]
         room = m.tiers.evictors[below.index].room(len(todo)) if todo else 0
         begun = m.movers.copy(device.index, below.index, todo[:room], "demote", demand=True)
         self.tried.update(todo[:begun])

@@ -152,7 +152,7 @@ class Evictor:
         """Copies of these may be here no more."""
         index = self._device.index
         if self.policy.listens or self._m.prefetches:
-            gone = [b for b, state in zip(blocks, self._core.copied(blocks, 1 << index), strict=True) if not state]
+            gone = self._m.tiers.lacking(blocks, 1 << index)
             self._m.prefetches.gone(index, gone)
             if self.policy.listens:
                 self.policy.removed(self._m.view, index, gone)
@@ -168,8 +168,7 @@ class Evictor:
         if refused:  # asking again and again would keep both sides busy for nothing
             freed = self._evict(refused, want_frames, f"{below.name} did not take it")
             m.count("dropped_blocks", freed)
-            here = self._core.copied(refused, 1 << device.index)
-            self._refused.difference_update(b for b, state in zip(refused, here, strict=True) if not state)
+            self._refused.difference_update(m.tiers.lacking(refused, 1 << device.index))
             dirty = [b for b in dirty if b not in set(refused)]
         cheap, numbers = self._cheaper_to_compute(dirty, below) if freed < want_frames else ([], "")
         if cheap:

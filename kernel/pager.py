@@ -261,21 +261,22 @@ class Pager:
         return True
 
     def forget(self, context: Context) -> None:
-        """It loses its frames."""
+        """It loses its frames, and with them whatever was true of them."""
         context.reached = max(context.reached, self._core.slot_row(context.slot).computed)
         self._core.drop(context.slot)
+        context.told_blocks = 0
+        context.gates = []
+        context.gated = False
+        context.admitted = False
+        self._sched.wake(context)
 
     def _drop(self, context: Context, why: str) -> bool:
         """False: not yet (save_tail)."""
         if self._m.tiers.exist and not self.save_tail(context):
             return False
         self.forget(context)
-        context.told_blocks = 0
-        context.gates = []
-        context.admitted = False
         context.preemptions += 1
         self._sched.moves += 1
-        self._sched.wake(context)
         self._m.count("preemptions")
         self._m.count(f"preemptions_{why}")
         return True

@@ -100,6 +100,10 @@ class Tiers:
                 mask |= 1 << d.index
         return mask
 
+    def lacking(self, blocks: Sequence[int], devices: int) -> list[int]:
+        """Those of `blocks` that no device of the bit mask has, or is getting."""
+        return [b for b, state in zip(blocks, self._core.copied(blocks, devices), strict=True) if not state]
+
     def readable(self, index: int) -> bool:
         device = self._m.devices[index]
         return device.up and device.tier != "hbm"
@@ -332,8 +336,7 @@ class Tiers:
         m.count("written_through", m.movers.copy(index, below.index, todo[:room], "through", context.cid, onward))
 
     def _further(self, source: Device, target: Device, blocks: list[int]) -> None:
-        states = self._core.copied(blocks, 1 << target.index)
-        todo = [b for b, state in zip(blocks, states, strict=True) if not state]
+        todo = self.lacking(blocks, 1 << target.index)
         room = self.evictors[target.index].room(len(todo))
         self._m.movers.copy(source.index, target.index, todo[:room], "through")
 

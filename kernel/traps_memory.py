@@ -137,8 +137,6 @@ def evict(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -
     blocks = m.core.log_blocks(context.slot)[::-1]
     m.core.forget_tail(context.slot)
     m.schedulers[context.device].pager.forget(context)
-    context.admitted = False
-    m.schedulers[context.device].wake(context)
     keys = m.core.key_heads(blocks)
     freed = 0
     for device in m.devices:
