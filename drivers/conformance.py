@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES
 from attnix.kernel.errors import E
 
-from .conformance_process import Nonconformance, require
+from .conformance_process import Finding, Nonconformance, Report, require, run_checks
 from .conformance_rig import Answer, PassSeq, Rig
 from .messages import exec_message
 from .protocol import PACKET_BYTES, PROTOCOL_VERSION
@@ -50,38 +50,9 @@ Check: TypeAlias = Callable[[Rig], None]
 CHECKS: dict[str, Check] = {}
 
 
-class Finding(NamedTuple):
-    check: str
-    problem: str
-
-
-class Report(NamedTuple):
-    """passed: names of checks; findings: the others, with what was wrong."""
-
-    passed: tuple[str, ...]
-    findings: tuple[Finding, ...]
-
-
 def check_driver(start: Callable[[], Rig]) -> Report:
-    """Run every check.  A driver is started once, and again after each finding, since a faulty one may be in any state."""
-    passed: list[str] = []
-    findings: list[Finding] = []
-    rig: Rig | None = None
-    try:
-        for name, check in CHECKS.items():
-            try:
-                rig = start() if rig is None else rig
-                check(rig)
-                passed.append(name)
-            except Nonconformance as problem:
-                findings.append(Finding(name, str(problem)))
-                if rig is not None:
-                    rig.close()
-                rig = None
-    finally:
-        if rig is not None:
-            rig.close()
-    return Report(tuple(passed), tuple(findings))
+    """Run every check (conformance_process.run_checks)."""
+    return run_checks(CHECKS, start)
 
 
 def _check(check: Check) -> Check:

@@ -10,7 +10,8 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from .channel import BadMessage, Channel, ChannelClosed
 from .messages import decode_probe
@@ -28,6 +29,47 @@ def require(holds: bool, what: str) -> None:
     """Error: Nonconformance."""
     if not holds:
         raise Nonconformance(what)
+
+
+class Finding(NamedTuple):
+    check: str
+    problem: str
+
+
+class Report(NamedTuple):
+    """passed: names of checks; findings: the others, with what was wrong."""
+
+    passed: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+RigType = TypeVar("RigType", bound=Closable)
+
+
+def run_checks(checks: Mapping[str, Callable[[RigType], None]], start: Callable[[], RigType]) -> Report:
+    """Run every check.  A driver is started once, and again after each finding, since a faulty one may be in any state."""
+    passed: list[str] = []
+    findings: list[Finding] = []
+    rig: RigType | None = None
+    try:
+        for name, check in checks.items():
+            try:
+                rig = start() if rig is None else rig
+                check(rig)
+                passed.append(name)
+            except Nonconformance as problem:
+                findings.append(Finding(name, str(problem)))
+                if rig is not None:
+                    rig.close()
+                rig = None
+    finally:
+        if rig is not None:
+            rig.close()
+    return Report(tuple(passed), tuple(findings))
 
 
 class DriverProcess:

@@ -21,8 +21,7 @@ from typing import Any, Final, TypeAlias
 from attnix.kernel.errors import E
 from attnix.kernel.tag import GATE_FAILED, HEADER_BYTES, gate_value
 
-from .conformance import Finding, Report
-from .conformance_process import Nonconformance, require
+from .conformance_process import Nonconformance, Report, require, run_checks
 from .conformance_tier_rig import DRAM, HBM, JUNK, TierRig, Traits
 from .protocol import PROTOCOL_VERSION
 from .stored import StoredFormat
@@ -37,25 +36,8 @@ CHECKS: dict[str, Check] = {}
 
 
 def check_tier(start: Callable[[], TierRig]) -> Report:
-    """Run every check.  A driver is started once, and again after each finding."""
-    passed: list[str] = []
-    findings: list[Finding] = []
-    rig: TierRig | None = None
-    try:
-        for name, check in CHECKS.items():
-            try:
-                rig = start() if rig is None else rig
-                check(rig)
-                passed.append(name)
-            except Nonconformance as problem:
-                findings.append(Finding(name, str(problem)))
-                if rig is not None:
-                    rig.close()
-                rig = None
-    finally:
-        if rig is not None:
-            rig.close()
-    return Report(tuple(passed), tuple(findings))
+    """Run every check (conformance_process.run_checks)."""
+    return run_checks(CHECKS, start)
 
 
 def _check(check: Check) -> Check:

@@ -11,7 +11,26 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from .geometry import RowLayout
+from .params import MAX_DEVICES
 from .records import Admit, Advance, Commit, Counters, Plan, SlotRow
+
+
+def check_shape(
+    secret: bytes, block_tokens: int, layout: RowLayout, capacities: list[int], rows: list[memoryview], hash_bits: int
+) -> None:
+    """What both cores ask of their constructor's arguments.  ValueError."""
+    if len(secret) != 16 or not 1 <= len(rows) <= len(capacities) <= MAX_DEVICES:
+        raise ValueError("core: 16-byte secret and 1..8 devices, the compute devices first with one row buffer each")
+    if (
+        not 1 <= block_tokens <= 32767
+        or not 0 <= hash_bits <= 128
+        or min(capacities[: len(rows)]) < 1
+        or min(capacities) < 0
+        or min(layout) < 1
+    ):
+        raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
+    if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
+        raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
 
 
 class CoreApi(Protocol):

@@ -6,7 +6,7 @@ A function returns the result to send, or None when the answer comes later (wait
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from . import calls as c
 from .batch import HISTORY, SEQ, Seq
@@ -66,7 +66,17 @@ def seen_process(m: Machine, connection: Connection, pid: int) -> Process:
     return process
 
 
-def seen_context(m: Machine, connection: Connection, args: c.LookArgs) -> Context:
+class Named(Protocol):
+    """Arguments that name a context."""
+
+    @property
+    def ctx(self) -> int: ...
+    @property
+    def cid(self) -> int: ...
+
+
+def seen_context(m: Machine, connection: Connection, args: Named) -> Context:
+    """By handle, or by cid within the uid.  EBADF, ESTALE, ENOENT."""
     if args.ctx:
         return connection.lookup(args.ctx)
     context = m.contexts.get(Cid(args.cid))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from . import calls as c
 from .config import DeviceConfig
 from .context import Context, Job, JobKind
@@ -12,31 +10,13 @@ from .errands import Arrival, Attach, Demotion, Detach, Errand, Promotion, Sleep
 from .errors import E, Errno
 from .events import AttachTier, Syscall, WakeDriver
 from .evictor import Evictor
-from .ids import Cid
 from .machine import Machine
 from .params import MAX_DEVICES
 from .process import Connection
 from .tag import stored_bytes
-from .traps import Trap, administrator
+from .traps import Trap, administrator, seen_context
 
 _KINDS = ("nvme", "remote", "sim")
-
-
-class _Named(Protocol):
-    @property
-    def ctx(self) -> int: ...
-    @property
-    def cid(self) -> int: ...
-
-
-def context_of(m: Machine, connection: Connection, args: _Named) -> Context:
-    """By handle, or by cid within the uid.  EBADF, ESTALE, ENOENT."""
-    if args.ctx:
-        return connection.lookup(args.ctx)
-    context = m.contexts.get(Cid(args.cid))
-    if context is not None and connection.uid in (0, context.process.uid):
-        return context
-    raise Errno(E.ENOENT, f"no context {args.cid} of this user", cid=args.cid)
 
 
 def _tier(m: Machine, context: Context, name: str) -> Device:
@@ -51,7 +31,7 @@ def _tier(m: Machine, context: Context, name: str) -> Device:
 
 
 def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c.Empty:
-    context = context_of(m, connection, args)
+    context = seen_context(m, connection, args)
     longest = m.sysctl.max_ms
     if not 0 <= args.duration_ms <= longest:
         raise Errno(E.EINVAL, f"duration_ms is 0..{longest} (sysctl pin.max_ms)", field="duration_ms", limit=longest)
@@ -75,7 +55,7 @@ def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c
 
 
 def unpin(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.Empty:
-    context_of(m, connection, args).pinned_until_ns = 0
+    seen_context(m, connection, args).pinned_until_ns = 0
     return c.Empty()
 
 
@@ -84,7 +64,7 @@ def _errand(m: Machine, errand: Errand) -> None:
 
 
 def prefetch(m: Machine, connection: Connection, call: Syscall, args: c.PrefetchArgs) -> c.MovedResult | None:
-    context = context_of(m, connection, args)
+    context = seen_context(m, connection, args)
     if args.deadline_ms < 0:
         raise Errno(E.EINVAL, "deadline_ms is not negative", field="deadline_ms")
     target = _tier(m, context, args.tier)
@@ -109,7 +89,7 @@ def _fetch(m: Machine, context: Context, target: Device, conn: int, request: int
 
 
 def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs) -> c.MovedResult | None:
-    context = context_of(m, connection, args)
+    context = seen_context(m, connection, args)
     target = _tier(m, context, args.tier)
     if target.tier == "hbm":
         raise Errno(E.EINVAL, "a context is demoted to a tier below hbm", tier=args.tier)
@@ -129,7 +109,7 @@ def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs
 
 def evict(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.MovedResult:
     """Forget every copy of what this context alone has; it is computed again when it is used."""
-    context = context_of(m, connection, args)
+    context = seen_context(m, connection, args)
     if context.job is not None or m.core.in_flight(context.slot):
         raise Errno(E.EBUSY, "the context is being computed: cancel that before you evict")
     if m.tiers.pinned(context):
@@ -147,7 +127,7 @@ def evict(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -
 
 
 def advise(m: Machine, connection: Connection, call: Syscall, args: c.AdviseArgs) -> c.Empty:
-    context = context_of(m, connection, args)
+    context = seen_context(m, connection, args)
     length = m.core.slot_row(context.slot).tokens
     end = length if args.end < 0 else args.end
     if not 0 <= args.start <= end <= length:
@@ -198,7 +178,7 @@ def explain(m: Machine, connection: Connection, call: Syscall, args: c.ExplainAr
             keys = frozenset()  # there is no such block
         return c.ExplainResult(m.tiers.decisions.rows(blocks=frozenset(() if keys else (args.block,)), keys=keys))
     if args.ctx or args.cid:
-        context = context_of(m, connection, args)
+        context = seen_context(m, connection, args)
         full = m.core.slot_row(context.slot).tokens // m.config.block_tokens
         keys = frozenset(int.from_bytes(m.core.key_of(context.slot, i)[:8], "little") for i in range(full))
         return c.ExplainResult(m.tiers.decisions.rows(cid=context.cid, keys=keys))

@@ -9,6 +9,7 @@ from array import array
 from collections import deque
 
 from .batch import SEQ_BYTES
+from .coreapi import check_shape
 from .errors import Panic
 from .geometry import RowLayout
 from .params import MAX_DEVICES
@@ -129,20 +130,7 @@ class TwinTables:
         self, secret: bytes, block_tokens: int, layout: RowLayout, capacities: list[int], rows: list[memoryview],
         hash_bits: int = 128,
     ) -> None:  # fmt: skip
-        if len(secret) != 16 or not 1 <= len(rows) <= len(capacities) <= MAX_DEVICES:
-            raise ValueError(
-                "core: 16-byte secret and 1..8 devices, the compute devices first with one row buffer each"
-            )
-        if (
-            not 1 <= block_tokens <= 32767
-            or not 0 <= hash_bits <= 128
-            or min(capacities[: len(rows)]) < 1
-            or min(capacities) < 0
-            or min(layout) < 1
-        ):
-            raise ValueError("core: block_tokens 1..32767, hash_bits 0..128, at least one frame, slot and entry")
-        if any(memoryview(r).nbytes < layout.total_bytes for r in rows):
-            raise ValueError(f"core: a row buffer is smaller than {layout.total_bytes} bytes")
+        check_shape(secret, block_tokens, layout, capacities, rows, hash_bits)
         self.block_tokens = block_tokens
         self.layout = layout
         self._secret = secret
