@@ -63,6 +63,8 @@ class SpawnArgs(NamedTuple):
     name: str = ""
     nice: int = 0
     fork_of: int = 0  # ctx: the child starts with a fork of it
+    group: str = ""  # "": the parent's; "uid:N" or "uid:N/NAME"
+    domain: str = ""  # who may share its prefixes, "": the parent's; named as groups are, or "public"
 
 
 class SpawnResult(NamedTuple):
@@ -100,7 +102,7 @@ class PsArgs(NamedTuple):
 class ContextRow(NamedTuple):
     cid: int
     pid: int
-    state: str  # idle | waiting | prefill | running | stopped
+    state: str  # idle | waiting | prefill | running | stopped | tool_wait
     device: str
     tokens: int
     cached_tokens: int  # tokens whose KV is in hbm
@@ -110,6 +112,10 @@ class ContextRow(NamedTuple):
     proportional_bytes: int  # the same with each frame divided by its sharers
     usage: Usage = Usage()
     parent: int = 0  # cid this one was forked from
+    tool: str = ""  # what it waits for
+    wait: int = 0  # number of that wait, 0: it does not wait
+    due_ms: int = -1  # until it is expected back; -1: nobody knows, or it does not wait
+    deadline_ms: int = -1  # until it is given up; -1: never
 
 
 class ProcessRow(NamedTuple):
@@ -117,7 +123,7 @@ class ProcessRow(NamedTuple):
     parent: int
     uid: int
     name: str
-    state: str  # new | ready | running | stopped | zombie
+    state: str  # new | ready | running | tool_wait | stopped | zombie
     nice: int
     contexts: tuple[ContextRow, ...]
     kv_bytes: int
@@ -125,6 +131,9 @@ class ProcessRow(NamedTuple):
     tokens: int
     age_ns: int
     usage: Usage = Usage()
+    group: str = ""
+    oom_score: int = 0  # 0..2000: the larger, the sooner it is ended when memory runs out
+    oom_score_adj: int = 0
 
 
 class PsResult(NamedTuple):
@@ -138,6 +147,47 @@ class GetrusageArgs(NamedTuple):
 class SetpriorityArgs(NamedTuple):
     pid: int
     nice: int
+    oom_score_adj: int = -1001  # -1000 (never ended) .. 1000; -1001: as it is
+
+
+class SetlimitArgs(NamedTuple):
+    """One limit of a group.
+
+    resource  hbm | dram | nvme (frames) | contexts | tokens_s (tokens computed per second) | weight (its share, 1..10000)
+    soft      guaranteed: no other group pushes it below; 0: nothing is.  -1: as it is
+    hard      never above; 0: no limit.  -1: as it is.  Of weight: the weight
+    """
+
+    group: str
+    resource: str
+    soft: int = -1
+    hard: int = -1
+
+
+class LimitRow(NamedTuple):
+    resource: str
+    used: int  # frames charged to the group; contexts; tokens in the last second
+    soft: int
+    hard: int
+
+
+class GroupRow(NamedTuple):
+    name: str
+    uid: int
+    weight: int
+    processes: int
+    limits: tuple[LimitRow, ...]
+    proportional_bytes: int  # of hbm, each shared frame divided by its sharers
+    served_tokens: int  # computed for it since boot
+    throttled: int  # times that a limit held it back
+
+
+class GroupsArgs(NamedTuple):
+    name: str = ""  # "": all that this uid may see
+
+
+class GroupsResult(NamedTuple):
+    rows: tuple[GroupRow, ...]
 
 
 # -- context ------------------------------------------------------------------------------------------------------
@@ -146,6 +196,7 @@ class SetpriorityArgs(NamedTuple):
 class AllocContextArgs(NamedTuple):
     pid: int = 0
     device: str = ""  # "": the kernel chooses
+    domain: str = ""  # "": its process's
 
 
 class AllocContextResult(NamedTuple):
@@ -315,6 +366,8 @@ class GenerateArgs(NamedTuple):
     stop_tokens: bytes = b""  # int32; the model's own end-of-turn tokens are added unless ignore_eos
     ignore_eos: bool = False
     stream: bool = True  # notifications as tokens come; the reply carries the whole either way
+    ttft_ms: int = 0  # wanted: time to the first token, 0: no target
+    tpot_ms: int = 0  # wanted: time per token after it, 0: no target
 
 
 class GenerateResult(NamedTuple):
@@ -326,6 +379,9 @@ class GenerateResult(NamedTuple):
     logprobs: tuple[
         tuple[float, bytes, bytes], ...
     ] = ()  # per token: (log-probability, top ids int32, top log-probabilities float32)
+    injected: tuple[
+        tuple[int, int], ...
+    ] = ()  # (index among `tokens` before which they stand, how many): in the context, but not among `tokens`
 
 
 class TokensNote(NamedTuple):
@@ -361,6 +417,102 @@ class ScoreResult(NamedTuple):
 
 class CancelArgs(NamedTuple):
     request: int  # id of a request outstanding on this connection
+
+
+class InjectArgs(NamedTuple):
+    """Exactly one of tokens, text.  By handle or, from any connection of the same uid, by cid."""
+
+    ctx: int
+    tokens: bytes = b""
+    text: str = ""
+    cid: int = 0
+
+
+class InjectResult(NamedTuple):
+    tokens: int  # length of the log behind them
+    appended: int
+
+
+# -- waiting ------------------------------------------------------------------------------------------------------
+
+
+class WaitToolArgs(NamedTuple):
+    """eta_ms: when the caller expects the answer; deadline_ms: when the wait is given up.  -1: not given."""
+
+    ctx: int
+    tool: str
+    eta_ms: int = -1
+    deadline_ms: int = -1
+
+
+class WaitToolResult(NamedTuple):
+    wait: int  # number of this wait, never used again: `resume` names it
+    decision: str  # keep | demote | drop: what is done with its KV when `keep_ms` are over
+    keep_ms: int  # for how long it stays in hbm in any case
+    expected_ms: int  # when it is expected back: the eta, or what was learnt of the tool; -1: nobody knows
+    deadline_ms: int
+
+
+class ResumeArgs(NamedTuple):
+    """The tool's answer: one of tokens, text, messages, or nothing.  By handle or cid, as `inject`."""
+
+    ctx: int
+    wait: int = 0  # 0: whichever it is in
+    tokens: bytes = b""
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+    cid: int = 0
+
+
+class ResumeResult(NamedTuple):
+    tokens: int  # length of the context's log now
+    appended: int
+    waited_ms: int
+
+
+class WaitNote(NamedTuple):
+    """Notification "wait": a wait ended by itself."""
+
+    ctx: int
+    cid: int
+    wait: int
+    tool: str
+    reason: str  # deadline
+
+
+class PressureArgs(NamedTuple):
+    threshold_permille: int = -1  # notify when `some` of the window is above it; 1001: no more; -1: only look
+    window_ms: int = 2000
+
+
+class PressureResult(NamedTuple):
+    """Share of the time in which somebody (some) or everybody (full) waited for frames, as PSI: over 10, 60, 300 s."""
+
+    some_permille: tuple[int, int, int]
+    full_permille: tuple[int, int, int]
+    some_ns: int  # since boot
+    full_ns: int
+    admitted_limit: int  # contexts that the thrash guard lets run now; 0: no limit
+    free_frames: int
+    reclaimable_frames: int
+
+
+class PressureNote(NamedTuple):
+    """Notification "pressure"."""
+
+    some_permille: int  # of the window
+    full_permille: int
+    free_frames: int
+    reclaimable_frames: int
+
+
+class OomNote(NamedTuple):
+    """Notification "oom": memory ran out and this process of yours was ended."""
+
+    pid: int
+    cid: int
+    score: int
+    message: str
 
 
 # -- memory -------------------------------------------------------------------------------------------------------

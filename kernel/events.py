@@ -317,6 +317,14 @@ class Tokens(NamedTuple):
     tops: tuple[tuple[bytes, bytes] | None, ...] | None
 
 
+class Notify(NamedTuple):
+    """A notification to a connection, other than tokens: `kind` and `record` as in syscalls/abi.py NOTIFICATIONS."""
+
+    conn: int
+    kind: str
+    record: tuple[object, ...]
+
+
 class Prime(NamedTuple):
     """Generation `request` of `conn` goes on with tokens that it had before: under a client that came back, or under none.
 
@@ -391,6 +399,7 @@ Effect: TypeAlias = (
     | SleepDriver
     | WakeDriver
     | Tokens
+    | Notify
     | Prime
     | Journal
     | WriteSnapshot

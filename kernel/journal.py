@@ -60,7 +60,14 @@ class MarkRecord(NamedTuple):
     cid: int
 
 
-JournalRecord: TypeAlias = ContextRecord | LogRecord | DropRecord | MarkRecord
+class ToolRecord(NamedTuple):
+    """What is known of how long a tool takes; replaces what was written of it before.  durations: int64 ns, oldest first."""
+
+    tool: str
+    durations: bytes
+
+
+JournalRecord: TypeAlias = ContextRecord | LogRecord | DropRecord | MarkRecord | ToolRecord
 
 
 class RestoredContext(NamedTuple):

@@ -30,7 +30,7 @@ def process_row(m: Machine, process: Process) -> ProcessRow:
     return ProcessRow(
         process.pid, process.parent, process.uid, process.name, process.state.value, process.nice, rows,
         sum(r.kv_bytes for r in rows), sum(r.proportional_bytes for r in rows), sum(r.tokens for r in rows),
-        m.now_ns - process.born_ns, m.usage_of(process),
+        m.now_ns - process.born_ns, m.usage_of(process), process.group.name,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from .errands import Errands
 from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
+from .group import Groups
 from .ids import Cid, Pid, Slot
 from .log import Dmesg
 from .names import Names
@@ -52,6 +53,7 @@ class Machine:
         self.view: KernelView
         self.movers: Movers
         self.tiers = Tiers(self)
+        self.groups = Groups()
         self.prefetches = Prefetches(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
@@ -154,7 +156,9 @@ class Machine:
         if self._next_pid > self.names.pid_mark:
             self.names.reserve()
         pid = Pid(self._next_pid)
-        process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns)
+        above = self.processes.get(parent)
+        group = above.group if above is not None else self.groups.of_uid(connection.uid)
+        process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns, group)
         self.processes[pid] = process
         if parent:
             self.processes[parent].children[pid] = process

@@ -30,5 +30,5 @@ STEP_TOKENS: Final = 512  # sysctl sched.step_tokens: token budget of one forwar
 MAX_RUNNING: Final = 256  # sysctl sched.max_running: sequences in one forward
 WATERMARK_PERMILLE: Final = 10  # sysctl sched.watermark_permille: frames kept free for growth at admission
 
-ABI_VERSION: Final = 2  # clients of any version from 1 are served
+ABI_VERSION: Final = 3  # clients of any version from 1 are served
 PAGE_TABLE_ALIGN_BYTES: Final = 4096

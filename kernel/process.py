@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .calls import Usage
 from .context import Context
 from .errors import E, Errno
+from .group import Group
 from .ids import Conn, Pid
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class ProcessState(Enum):
     NEW = "new"
     READY = "ready"
     RUNNING = "running"
+    TOOL_WAIT = "tool_wait"
     STOPPED = "stopped"
     ZOMBIE = "zombie"
 
@@ -28,11 +30,14 @@ class Process:
     """A schedulable unit: contexts, a nice value, an owner.  Never reused pids."""
 
     __slots__ = (
-        "born_ns", "children", "code", "conn", "contexts", "ended", "name", "nice", "parent", "past", "pid", "reason",
+        "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "parent", "past", "pid", "reason",
         "stopped", "uid", "waiters", "zombie",
     )  # fmt: skip
 
-    def __init__(self, pid: Pid, parent: Pid, uid: int, conn: Conn, name: str, nice: int, born_ns: int) -> None:
+    def __init__(
+        self, pid: Pid, parent: Pid, uid: int, conn: Conn, name: str, nice: int, born_ns: int, group: Group
+    ) -> None:
+        self.group = group
         self.pid = pid
         self.parent = parent
         self.uid = uid

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import traps, traps_memory, traps_names
+from . import traps, traps_group, traps_load, traps_memory, traps_names, traps_wait
 from .traps import Trap
 
 TRAPS: Final[dict[str, Trap]] = {
     **traps.TRAPS,
     **traps_names.TRAPS,
     **traps_memory.TRAPS,
+    **traps_wait.TRAPS,
+    **traps_group.TRAPS,
+    **traps_load.TRAPS,
 }  # fmt: skip

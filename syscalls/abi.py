@@ -20,7 +20,7 @@ Record: TypeAlias = tuple[object, ...]
 # Any call: wrong arguments (EINVAL), too many requests outstanding (EAGAIN), the system is going down (ECANCELED).
 COMMON_ERRNOS: Final = frozenset({E.EINVAL, E.EAGAIN, E.ECANCELED})
 
-GROUPS: Final = ("session and process", "context", "compute", "memory", "system")
+GROUPS: Final = ("session and process", "context", "compute", "waiting", "memory", "system")
 
 
 class Call(NamedTuple):
@@ -56,7 +56,7 @@ def _call(
     return Call(number, name, group, args, result, declared | COMMON_ERRNOS, since, " ".join(manual.split()))
 
 
-_PROCESS, _CONTEXT, _COMPUTE, _MEMORY, _SYSTEM = GROUPS
+_PROCESS, _CONTEXT, _COMPUTE, _WAITING, _MEMORY, _SYSTEM = GROUPS
 _HANDLE: Final = "EBADF ESTALE"
 
 CALLS: Final[tuple[Call, ...]] = (
@@ -69,9 +69,10 @@ CALLS: Final[tuple[Call, ...]] = (
         daemon died and came back.  A token that nobody was given, or another uid's, or one whose session kept nothing
         is EACCES; one whose connection still lives is EBUSY.
         """),
-    _call(2, "spawn", _PROCESS, c.SpawnArgs, c.SpawnResult, f"{_HANDLE} ENOENT ENOMEM", """
+    _call(2, "spawn", _PROCESS, c.SpawnArgs, c.SpawnResult, f"{_HANDLE} ENOENT EACCES ENOMEM EDQUOT", """
         Make a child process of the connection's own.  With `fork_of` it starts with a fork of that context, and the
-        result names the child's context by handle and by cid.
+        result names the child's context by handle and by cid.  `group` puts it into a sub-group of the caller's uid, and
+        `domain` has it share prefixes with that domain; both go to its children.
         """),
     _call(3, "exit", _PROCESS, c.ExitArgs, c.Empty, "ENOENT EACCES", """
         End a process of this connection with an exit code.  Its contexts are released, its generations end with
@@ -93,17 +94,27 @@ CALLS: Final[tuple[Call, ...]] = (
         What a process has cost so far, its released contexts included.
         """),
     _call(8, "setpriority", _PROCESS, c.SetpriorityArgs, c.Empty, "ENOENT EACCES", """
-        Set the nice value of a process, from -20 (first) to 19 (last).
+        Set the nice value of a process, from -20 (first) to 19 (last), and how willingly it is ended when memory runs
+        out, from -1000 (never) to 1000 (first).  Below 0 only by the daemon's own user.
         """),
-    _call(20, "alloc_context", _CONTEXT, c.AllocContextArgs, c.AllocContextResult, "ENOENT EACCES ENODEV ENOMEM", """
+    _call(9, "setlimit", _PROCESS, c.SetlimitArgs, c.GroupRow, "EACCES ENOENT", """
+        Set a limit of a group, or its weight; the result is the group as it is then.  `hard` is never exceeded, `soft` is
+        what no other group can take away.  A uid's own group is set by the daemon's user, its sub-groups by the uid,
+        within what the uid has.
+        """, since=3),
+    _call(10, "groups", _PROCESS, c.GroupsArgs, c.GroupsResult, "ENOENT EACCES E2BIG", """
+        Groups with their limits and what they use: each frame is charged to one group, the one whose context first
+        needed it.
+        """, since=3),
+    _call(20, "alloc_context", _CONTEXT, c.AllocContextArgs, c.AllocContextResult, "ENOENT EACCES ENODEV ENOMEM EDQUOT", """
         Make an empty context in a process.  The handle is valid on this connection only; the cid names it in `ps` and
         to calls that only look.  It takes no frames until something is appended.
         """),
-    _call(21, "fork", _CONTEXT, c.ForkArgs, c.ForkResult, f"{_HANDLE} ENOMEM", """
+    _call(21, "fork", _CONTEXT, c.ForkArgs, c.ForkResult, f"{_HANDLE} ENOMEM EDQUOT", """
         Make `n` contexts with the same log, all or none.  Full blocks are shared and the partial tail is copied when
         somebody writes to it, so a fork costs page-table entries, not KV.
         """),
-    _call(22, "append", _CONTEXT, c.AppendArgs, c.AppendResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENOSYS EIO EHOSTDOWN", """
+    _call(22, "append", _CONTEXT, c.AppendArgs, c.AppendResult, f"{_HANDLE} EBUSY E2BIG ENOMEM EDQUOT ENOSYS EIO EHOSTDOWN", """
         Add tokens to a context's log and start computing them; the answer does not wait for the computation.  Exactly
         one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token) and `messages` (the
         model's chat template, continuing the messages appended and generated so far).  Past the window is E2BIG with
@@ -152,7 +163,7 @@ CALLS: Final[tuple[Call, ...]] = (
         uid with `open` by cid.
         """, since=2),
     _call(40, "generate", _COMPUTE, c.GenerateArgs, c.GenerateResult,
-          f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN ENOSYS", """
+          f"{_HANDLE} EBUSY E2BIG ENOMEM EDQUOT ENODEV EIO EHOSTDOWN ENOSYS", """
         Sample up to `max_tokens` tokens into the context.  With `stream`, notifications of kind `tokens` carry token ids
         and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the whole
         again.  Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named or detached
@@ -170,6 +181,12 @@ CALLS: Final[tuple[Call, ...]] = (
         End a request outstanding on this connection.  A generation ends with reason `cancelled` and keeps its tokens;
         forward, score and wait end with ECANCELED.  The request's own reply comes once in any case.
         """),
+    _call(44, "inject", _COMPUTE, c.InjectArgs, c.InjectResult, f"{_HANDLE} ENOENT EACCES EBUSY E2BIG ENOSYS EIO EHOSTDOWN", """
+        Deliver tokens into a running generation, an interrupt: they stand in the log behind the token of the pass in
+        flight, and everything sampled after that has seen them.  The generation goes on as it was asked for; its result
+        says where they stand.  Without a generation it is EBUSY when the context waits or computes something else, and
+        like `append` when it is idle.
+        """, since=3),
     _call(45, "reattach", _COMPUTE, c.ReattachArgs, c.GenerateResult,
           f"{_HANDLE} ENOENT EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
         Go on with a generation on a named or detached context that lost its client, or the daemon under it.  `tokens`
@@ -180,6 +197,20 @@ CALLS: Final[tuple[Call, ...]] = (
         from before a crash are not known any more.  Without such a generation it is ENOENT; one that another request
         waits for is EBUSY.
         """, since=2),
+    _call(50, "wait_tool", _WAITING, c.WaitToolArgs, c.WaitToolResult, f"{_HANDLE} EBUSY", """
+        The context waits for a tool: it takes no part in scheduling, and its KV is kept, demoted or dropped by what it costs
+        until the answer is expected, `eta_ms` from now or when this tool has usually answered.  Before that it is brought
+        back.  Answers at once.  The wait ends by `resume`, or at its deadline: then the context is as before the call,
+        and a notification of kind `wait` says so.
+        """, since=3),
+    _call(51, "resume", _WAITING, c.ResumeArgs, c.ResumeResult, f"{_HANDLE} ENOENT EACCES E2BIG ENOMEM EDQUOT ENOSYS EIO EHOSTDOWN", """
+        End a wait with the tool's answer, which is appended.  A wait that has ended already (answered, past its deadline,
+        from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
+        """, since=3),
+    _call(52, "pressure", _WAITING, c.PressureArgs, c.PressureResult, "", """
+        How short frames are: the share of time in which some, or all, of the contexts with work waited for frames.  With a
+        threshold this connection is told (`pressure`) when a window goes above it.
+        """, since=3),
     _call(60, "pin", _MEMORY, c.PinArgs, c.Empty, f"{_HANDLE} ENOENT EACCES EBUSY ENOMEM EDQUOT EAGAIN ENODEV EHOSTDOWN", """
         Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl allows
         (EDQUOT).
@@ -249,16 +280,12 @@ BY_NUMBER: Final = {call.number: call for call in CALLS}
 BY_NAME: Final = {call.name: call for call in CALLS}
 assert len(BY_NUMBER) == len(BY_NAME) == len(CALLS)
 
-RESERVED: Final[dict[int, str]] = {
-    9: "setlimit",
-    24: "cut",
-    28: "map",
-    29: "unmap",
-    44: "inject",
-    50: "wait_tool",
-    51: "resume",
-    84: "trace",
-}
+RESERVED: Final[dict[int, str]] = {24: "cut", 28: "map", 29: "unmap", 84: "trace"}
 assert not RESERVED.keys() & BY_NUMBER.keys()
 
-NOTIFICATIONS: Final[dict[str, type[Record]]] = {"tokens": c.TokensNote}
+NOTIFICATIONS: Final[dict[str, type[Record]]] = {
+    "tokens": c.TokensNote,
+    "wait": c.WaitNote,
+    "pressure": c.PressureNote,
+    "oom": c.OomNote,
+}

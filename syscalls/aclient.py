@@ -25,7 +25,7 @@ from attnix.kernel import calls as c
 from attnix.kernel.params import ABI_VERSION
 
 from .abi import Record
-from .client import GenerateOptions, Messages, Tokens, as_bytes, as_messages, as_pairs, generate_args
+from .client import GenerateOptions, Messages, Tokens, as_bytes, as_messages, as_ms, as_pairs, generate_args
 from .exceptions import AccessDenied, AttnixError, Busy, ConnectionLost
 from .paths import default_socket_path
 from .records import unpack_floats
@@ -67,6 +67,7 @@ class _Wire(asyncio.Protocol):
     """One connection: bytes in, messages to whom they belong.  Streams wait in memory, so read those you start.
 
     taken(asked, answer)  an answer came
+    noticed(note)         a notification that belongs to no request
     broken(wire, error)   the connection is no more; called once
     """
 
@@ -74,6 +75,7 @@ class _Wire(asyncio.Protocol):
         self,
         session: Session,
         taken: Callable[[_Asked, Record | AttnixError], None],
+        noticed: Callable[[Note], None],
         broken: Callable[[_Wire, ConnectionLost], None],
     ) -> None:
         self.session: Final = session
@@ -81,6 +83,7 @@ class _Wire(asyncio.Protocol):
         self.lost: ConnectionLost | None = None
         self.transport: asyncio.Transport | None = None
         self._taken = taken
+        self._noticed = noticed
         self._broken = broken
         self._writable = asyncio.Event()
         self._writable.set()
@@ -101,6 +104,9 @@ class _Wire(asyncio.Protocol):
         try:
             for message in self.session.receive(data):
                 if isinstance(message, Note):
+                    if message.kind != "tokens":
+                        self._noticed(message)
+                        continue
                     noted = self.asked.get(message.payload.request)
                     if noted is not None and noted.stream is not None:
                         noted.got += message.payload.tokens
@@ -196,6 +202,7 @@ class AsyncClient(AsyncPlainCalls):
         self.sys: Final[AsyncCalls] = _Bound(self)
         self.server: c.HelloResult | None = None
         self.reconnects = 0  # how often it came back to a daemon
+        self.notices: asyncio.Queue[Note] = asyncio.Queue()  # notifications that belong to no request, as they came
         self._name = name
         self._resume = resume
         self._session = Session()
@@ -215,7 +222,7 @@ class AsyncClient(AsyncPlainCalls):
         return self
 
     async def _dial(self, session: str) -> tuple[_Wire, c.HelloResult]:
-        wire = _Wire(self._session, self._taken, self._broken)
+        wire = _Wire(self._session, self._taken, self.notices.put_nowait, self._broken)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: wire, self.path)
         except OSError as error:
@@ -376,13 +383,15 @@ class AsyncClient(AsyncPlainCalls):
         made = await self.sys.restore(name)
         return [AsyncContext(self, *pair) for pair in zip(made.ctxs, made.cids, strict=True)]
 
-    async def alloc_context(self, pid: int = 0, device: str = "") -> AsyncContext:
+    async def alloc_context(self, pid: int = 0, device: str = "", domain: str = "") -> AsyncContext:
         """A new empty context."""
-        return AsyncContext(self, *await self.sys.alloc_context(pid, device))
+        return AsyncContext(self, *await self.sys.alloc_context(pid, device, domain))
 
-    async def spawn(self, name: str = "", nice: int = 0, fork_of: AsyncContext | None = None) -> AsyncProcess:
+    async def spawn(
+        self, name: str = "", nice: int = 0, fork_of: AsyncContext | None = None, group: str = "", domain: str = ""
+    ) -> AsyncProcess:
         """A child process; with `fork_of` it holds a fork of that context."""
-        made = await self.sys.spawn(name, nice, fork_of.handle if fork_of else 0)
+        made = await self.sys.spawn(name, nice, fork_of.handle if fork_of else 0, group, domain)
         return AsyncProcess(self, made.pid, AsyncContext(self, made.ctx, made.cid) if made.ctx else None)
 
 
@@ -469,6 +478,20 @@ class AsyncContext:
         """The log-probability of each of `tokens` as the continuation."""
         return unpack_floats((await self.client.score(self.handle, as_bytes(tokens))).logprobs)
 
+    async def wait_tool(self, tool: str, eta: float | None = None, deadline: float | None = None) -> c.WaitToolResult:
+        """It waits for a tool from now on: `eta` and `deadline` in seconds from now.  `resume` ends that."""
+        return await self.client.wait_tool(self.handle, tool, as_ms(eta), as_ms(deadline))
+
+    async def resume(
+        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), wait: int = 0
+    ) -> c.ResumeResult:
+        """The tool has answered; `wait` as `wait_tool` gave it.  Error: StaleHandle when that wait is over already."""
+        return await self.client.resume(self.handle, wait, as_bytes(tokens), text, as_messages(messages))
+
+    async def inject(self, text: str = "", *, tokens: Tokens = b"") -> c.InjectResult:
+        """Deliver tokens into the generation that runs on it."""
+        return await self.client.inject(self.handle, as_bytes(tokens), text)
+
 
 class AsyncProcess:
     """A process made by this connection.  `context` is the fork that it was spawned with."""
@@ -481,9 +504,9 @@ class AsyncProcess:
     def __repr__(self) -> str:
         return f"<process {self.pid}>"
 
-    async def alloc_context(self, device: str = "") -> AsyncContext:
+    async def alloc_context(self, device: str = "", domain: str = "") -> AsyncContext:
         """A new empty context in this process."""
-        return await self.client.alloc_context(self.pid, device)
+        return await self.client.alloc_context(self.pid, device, domain)
 
     async def kill(self, signum: int = signal.SIGTERM) -> None:
         """Send SIGTERM, SIGKILL, SIGSTOP or SIGCONT."""
@@ -497,9 +520,9 @@ class AsyncProcess:
         """Wait until it has ended."""
         return await self.client.wait(self.pid, timeout_ms)
 
-    async def setpriority(self, nice: int) -> None:
-        """Set its nice value."""
-        await self.client.setpriority(self.pid, nice)
+    async def setpriority(self, nice: int, oom_score_adj: int = -1001) -> None:
+        """Set its nice value, and how willingly it is ended when memory runs out (-1001: as it is)."""
+        await self.client.setpriority(self.pid, nice, oom_score_adj)
 
     async def getrusage(self) -> c.Usage:
         """What it has cost."""

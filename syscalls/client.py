@@ -59,6 +59,8 @@ class GenerateOptions(TypedDict, total=False):
     stop: str | Sequence[str]
     stop_tokens: Tokens
     ignore_eos: bool
+    ttft_ms: int
+    tpot_ms: int
 
 
 def connect(
@@ -85,6 +87,11 @@ def as_bytes(tokens: Tokens) -> bytes:
 def as_messages(messages: Messages) -> tuple[c.Message, ...]:
     """Chat messages from records, pairs or {"role", "content"} maps."""
     return tuple([c.Message(m["role"], m["content"]) if isinstance(m, Mapping) else c.Message(*m) for m in messages])
+
+
+def as_ms(seconds: float | None) -> int:
+    """A duration as it travels; None: not given."""
+    return -1 if seconds is None else max(0, round(1000 * seconds))
 
 
 class Pending(Generic[R]):
@@ -153,6 +160,7 @@ class Client(SyncPlainCalls):
         self.path: Final = path or default_socket_path()
         self.sys: Final[SyncCalls] = _Bound(self)
         self.reconnects = 0  # how often it came back to a daemon
+        self.notices: deque[Note] = deque()  # notifications that belong to no request, as they came
         self._name: Final = name
         self._timeout: Final = timeout
         self._resume: Final = resume
@@ -183,13 +191,15 @@ class Client(SyncPlainCalls):
 
     # -- objects ----------------------------------------------------------------------------------------------
 
-    def alloc_context(self, pid: int = 0, device: str = "") -> Context:
+    def alloc_context(self, pid: int = 0, device: str = "", domain: str = "") -> Context:
         """A new empty context, in the connection's own process unless `pid` names another of its processes."""
-        return Context(self, *self.sys.alloc_context(pid, device))
+        return Context(self, *self.sys.alloc_context(pid, device, domain))
 
-    def spawn(self, name: str = "", nice: int = 0, fork_of: Context | None = None) -> Process:
+    def spawn(
+        self, name: str = "", nice: int = 0, fork_of: Context | None = None, group: str = "", domain: str = ""
+    ) -> Process:
         """A child process; with `fork_of` it holds a fork of that context."""
-        made = self.sys.spawn(name, nice, fork_of.handle if fork_of else 0)
+        made = self.sys.spawn(name, nice, fork_of.handle if fork_of else 0, group, domain)
         return Process(self, made.pid, Context(self, made.ctx, made.cid) if made.ctx else None)
 
     def open(self, name: str = "", fork: bool = False, cid: int = 0) -> Context:
@@ -342,6 +352,9 @@ class Client(SyncPlainCalls):
     def _deliver(self, data: bytes) -> None:
         for message in self._session.receive(data):
             if isinstance(message, Note):
+                if message.kind != "tokens":
+                    self.notices.append(message)
+                    continue
                 owner = self._pending.get(message.payload.request)
                 if owner is not None and isinstance(owner, Stream):
                     owner.notes.append(message.payload)
@@ -469,6 +482,18 @@ class Context:
         """The log-probability of each of `tokens` as the continuation."""
         return unpack_floats(self.client.score(self.handle, as_bytes(tokens)).logprobs)
 
+    def wait_tool(self, tool: str, eta: float | None = None, deadline: float | None = None) -> c.WaitToolResult:
+        """It waits for a tool from now on: `eta` and `deadline` in seconds from now.  `resume` ends that."""
+        return self.client.wait_tool(self.handle, tool, as_ms(eta), as_ms(deadline))
+
+    def resume(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), wait: int = 0) -> c.ResumeResult:
+        """The tool has answered; `wait` as `wait_tool` gave it.  Error: StaleHandle when that wait is over already."""
+        return self.client.resume(self.handle, wait, as_bytes(tokens), text, as_messages(messages))
+
+    def inject(self, text: str = "", *, tokens: Tokens = b"") -> c.InjectResult:
+        """Deliver tokens into the generation that runs on it."""
+        return self.client.inject(self.handle, as_bytes(tokens), text)
+
 
 class Process:
     """A process made by this connection.  `context` is the fork that it was spawned with."""
@@ -481,9 +506,9 @@ class Process:
     def __repr__(self) -> str:
         return f"<process {self.pid}>"
 
-    def alloc_context(self, device: str = "") -> Context:
+    def alloc_context(self, device: str = "", domain: str = "") -> Context:
         """A new empty context in this process."""
-        return self.client.alloc_context(self.pid, device)
+        return self.client.alloc_context(self.pid, device, domain)
 
     def kill(self, signum: int = signal.SIGTERM) -> None:
         """Send SIGTERM, SIGKILL, SIGSTOP or SIGCONT."""
@@ -497,9 +522,9 @@ class Process:
         """Wait until it has ended."""
         return self.client.wait(self.pid, timeout_ms)
 
-    def setpriority(self, nice: int) -> None:
-        """Set its nice value."""
-        self.client.setpriority(self.pid, nice)
+    def setpriority(self, nice: int, oom_score_adj: int = -1001) -> None:
+        """Set its nice value, and how willingly it is ended when memory runs out (-1001: as it is)."""
+        self.client.setpriority(self.pid, nice, oom_score_adj)
 
     def getrusage(self) -> c.Usage:
         """What it has cost."""

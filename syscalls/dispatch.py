@@ -30,6 +30,7 @@ from attnix.kernel.events import (
     Exec,
     Halt,
     Journal,
+    Notify,
     Pause,
     Prime,
     ReadSnapshot,
@@ -189,6 +190,7 @@ class Dispatcher:
             DetachTier: lambda effect: port.detach(effect.device),
             SleepDriver: lambda effect: port.sleep(effect.device),
             WakeDriver: lambda effect: port.wake(effect.device),
+            Notify: self._on_notify,
             Prime: self._on_prime,
             Journal: self._on_journal,
             WriteSnapshot: self._on_snapshot,
@@ -581,6 +583,11 @@ class Dispatcher:
         stream.finish()
         if stream.stopped and not was_stopped:  # its very last character completed a stop string
             self._events.append(StopAt(stream.conn, stream.request, stream.keep_tokens))
+
+    def _on_notify(self, effect: Notify) -> None:
+        client = self._clients.get(effect.conn)
+        if client is not None:
+            self._send(client, wire.notification(effect.kind, effect.record))
 
     def _on_prime(self, effect: Prime) -> None:
         """A generation has another client than before, or none: its text and its stop strings begin anew, with its tokens."""

@@ -32,8 +32,13 @@ from attnix.kernel.calls import (
     GenerateArgs,
     GenerateResult,
     GetrusageArgs,
+    GroupRow,
+    GroupsArgs,
+    GroupsResult,
     HelloArgs,
     HelloResult,
+    InjectArgs,
+    InjectResult,
     KillArgs,
     LookArgs,
     Message,
@@ -45,14 +50,19 @@ from attnix.kernel.calls import (
     PagemapResult,
     PinArgs,
     PrefetchArgs,
+    PressureArgs,
+    PressureResult,
     PsArgs,
     PsResult,
     PublishArgs,
     ReattachArgs,
     RestoreArgs,
     RestoreResult,
+    ResumeArgs,
+    ResumeResult,
     ScoreArgs,
     ScoreResult,
+    SetlimitArgs,
     SetpriorityArgs,
     SnapshotArgs,
     SnapshotResult,
@@ -69,6 +79,8 @@ from attnix.kernel.calls import (
     VmstatResult,
     WaitArgs,
     WaitResult,
+    WaitToolArgs,
+    WaitToolResult,
 )
 
 from .abi import Record
@@ -122,9 +134,24 @@ class SyncPlainCalls(ABC):
         """What a process has cost so far, its released contexts included."""
         return self._invoke("getrusage", GetrusageArgs(pid), Usage)
 
-    def setpriority(self, pid: int, nice: int) -> None:
-        """Set the nice value of a process, from -20 (first) to 19 (last)."""
-        self._invoke("setpriority", SetpriorityArgs(pid, nice), Empty)
+    def setpriority(self, pid: int, nice: int, oom_score_adj: int = -1001) -> None:
+        """Set the nice value of a process, from -20 (first) to 19 (last), and how willingly it is ended when memory
+        runs out, from -1000 (never) to 1000 (first). Below 0 only by the daemon's own user.
+        """
+        self._invoke("setpriority", SetpriorityArgs(pid, nice, oom_score_adj), Empty)
+
+    def setlimit(self, group: str, resource: str, soft: int = -1, hard: int = -1) -> GroupRow:
+        """Set a limit of a group, or its weight; the result is the group as it is then. `hard` is never exceeded,
+        `soft` is what no other group can take away. A uid's own group is set by the daemon's user, its sub-groups
+        by the uid, within what the uid has.
+        """
+        return self._invoke("setlimit", SetlimitArgs(group, resource, soft, hard), GroupRow)
+
+    def groups(self, name: str = "") -> GroupsResult:
+        """Groups with their limits and what they use: each frame is charged to one group, the one whose context first
+        needed it.
+        """
+        return self._invoke("groups", GroupsArgs(name), GroupsResult)
 
     def fork(self, ctx: int, n: int = 1) -> ForkResult:
         """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is copied when
@@ -200,6 +227,8 @@ class SyncPlainCalls(ABC):
         stop_tokens: bytes = b"",
         ignore_eos: bool = False,
         stream: bool = True,
+        ttft_ms: int = 0,
+        tpot_ms: int = 0,
     ) -> GenerateResult:
         """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens` carry token
         ids and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the
@@ -224,6 +253,8 @@ class SyncPlainCalls(ABC):
             stop_tokens,
             ignore_eos,
             stream,
+            ttft_ms,
+            tpot_ms,
         )
         return self._invoke("generate", args, GenerateResult)
 
@@ -243,6 +274,14 @@ class SyncPlainCalls(ABC):
         """
         self._invoke("cancel", CancelArgs(request), Empty)
 
+    def inject(self, ctx: int, tokens: bytes = b"", text: str = "", cid: int = 0) -> InjectResult:
+        """Deliver tokens into a running generation, an interrupt: they stand in the log behind the token of the pass
+        in flight, and everything sampled after that has seen them. The generation goes on as it was asked for; its
+        result says where they stand. Without a generation it is EBUSY when the context waits or computes something
+        else, and like `append` when it is idle.
+        """
+        return self._invoke("inject", InjectArgs(ctx, tokens, text, cid), InjectResult)
+
     def reattach(self, ctx: int, tokens: bytes = b"", stream: bool = True) -> GenerateResult:
         """Go on with a generation on a named or detached context that lost its client, or the daemon under it.
         `tokens` is what the caller has of it; the stream goes on behind them, and the reply carries the whole. What
@@ -253,6 +292,34 @@ class SyncPlainCalls(ABC):
         one that another request waits for is EBUSY.
         """
         return self._invoke("reattach", ReattachArgs(ctx, tokens, stream), GenerateResult)
+
+    def wait_tool(self, ctx: int, tool: str, eta_ms: int = -1, deadline_ms: int = -1) -> WaitToolResult:
+        """The context waits for a tool: it takes no part in scheduling, and its KV is kept, demoted or dropped by what
+        it costs until the answer is expected, `eta_ms` from now or when this tool has usually answered. Before that
+        it is brought back. Answers at once. The wait ends by `resume`, or at its deadline: then the context is as
+        before the call, and a notification of kind `wait` says so.
+        """
+        return self._invoke("wait_tool", WaitToolArgs(ctx, tool, eta_ms, deadline_ms), WaitToolResult)
+
+    def resume(
+        self,
+        ctx: int,
+        wait: int = 0,
+        tokens: bytes = b"",
+        text: str = "",
+        messages: tuple[Message, ...] = (),
+        cid: int = 0,
+    ) -> ResumeResult:
+        """End a wait with the tool's answer, which is appended. A wait that has ended already (answered, past its
+        deadline, from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
+        """
+        return self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid), ResumeResult)
+
+    def pressure(self, threshold_permille: int = -1, window_ms: int = 2000) -> PressureResult:
+        """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames.
+        With a threshold this connection is told (`pressure`) when a window goes above it.
+        """
+        return self._invoke("pressure", PressureArgs(threshold_permille, window_ms), PressureResult)
 
     def pin(self, ctx: int, duration_ms: int = 0, cid: int = 0) -> None:
         """Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl
@@ -358,17 +425,18 @@ class SyncPlainCalls(ABC):
 class SyncCalls(SyncPlainCalls):
     """Every system call, blocking, on bare handles."""
 
-    def spawn(self, name: str = "", nice: int = 0, fork_of: int = 0) -> SpawnResult:
+    def spawn(self, name: str = "", nice: int = 0, fork_of: int = 0, group: str = "", domain: str = "") -> SpawnResult:
         """Make a child process of the connection's own. With `fork_of` it starts with a fork of that context, and the
-        result names the child's context by handle and by cid.
+        result names the child's context by handle and by cid. `group` puts it into a sub-group of the caller's uid,
+        and `domain` has it share prefixes with that domain; both go to its children.
         """
-        return self._invoke("spawn", SpawnArgs(name, nice, fork_of), SpawnResult)
+        return self._invoke("spawn", SpawnArgs(name, nice, fork_of, group, domain), SpawnResult)
 
-    def alloc_context(self, pid: int = 0, device: str = "") -> AllocContextResult:
+    def alloc_context(self, pid: int = 0, device: str = "", domain: str = "") -> AllocContextResult:
         """Make an empty context in a process. The handle is valid on this connection only; the cid names it in `ps`
         and to calls that only look. It takes no frames until something is appended.
         """
-        return self._invoke("alloc_context", AllocContextArgs(pid, device), AllocContextResult)
+        return self._invoke("alloc_context", AllocContextArgs(pid, device, domain), AllocContextResult)
 
     def open(self, name: str = "", fork: bool = False, cid: int = 0) -> OpenResult:
         """A handle to a named context of the caller's uid. It moves into the caller's process; when another connection
@@ -437,9 +505,24 @@ class AsyncPlainCalls(ABC):
         """What a process has cost so far, its released contexts included."""
         return await self._invoke("getrusage", GetrusageArgs(pid), Usage)
 
-    async def setpriority(self, pid: int, nice: int) -> None:
-        """Set the nice value of a process, from -20 (first) to 19 (last)."""
-        await self._invoke("setpriority", SetpriorityArgs(pid, nice), Empty)
+    async def setpriority(self, pid: int, nice: int, oom_score_adj: int = -1001) -> None:
+        """Set the nice value of a process, from -20 (first) to 19 (last), and how willingly it is ended when memory
+        runs out, from -1000 (never) to 1000 (first). Below 0 only by the daemon's own user.
+        """
+        await self._invoke("setpriority", SetpriorityArgs(pid, nice, oom_score_adj), Empty)
+
+    async def setlimit(self, group: str, resource: str, soft: int = -1, hard: int = -1) -> GroupRow:
+        """Set a limit of a group, or its weight; the result is the group as it is then. `hard` is never exceeded,
+        `soft` is what no other group can take away. A uid's own group is set by the daemon's user, its sub-groups
+        by the uid, within what the uid has.
+        """
+        return await self._invoke("setlimit", SetlimitArgs(group, resource, soft, hard), GroupRow)
+
+    async def groups(self, name: str = "") -> GroupsResult:
+        """Groups with their limits and what they use: each frame is charged to one group, the one whose context first
+        needed it.
+        """
+        return await self._invoke("groups", GroupsArgs(name), GroupsResult)
 
     async def fork(self, ctx: int, n: int = 1) -> ForkResult:
         """Make `n` contexts with the same log, all or none. Full blocks are shared and the partial tail is copied when
@@ -517,6 +600,8 @@ class AsyncPlainCalls(ABC):
         stop_tokens: bytes = b"",
         ignore_eos: bool = False,
         stream: bool = True,
+        ttft_ms: int = 0,
+        tpot_ms: int = 0,
     ) -> GenerateResult:
         """Sample up to `max_tokens` tokens into the context. With `stream`, notifications of kind `tokens` carry token
         ids and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the
@@ -541,6 +626,8 @@ class AsyncPlainCalls(ABC):
             stop_tokens,
             ignore_eos,
             stream,
+            ttft_ms,
+            tpot_ms,
         )
         return await self._invoke("generate", args, GenerateResult)
 
@@ -560,6 +647,14 @@ class AsyncPlainCalls(ABC):
         """
         await self._invoke("cancel", CancelArgs(request), Empty)
 
+    async def inject(self, ctx: int, tokens: bytes = b"", text: str = "", cid: int = 0) -> InjectResult:
+        """Deliver tokens into a running generation, an interrupt: they stand in the log behind the token of the pass
+        in flight, and everything sampled after that has seen them. The generation goes on as it was asked for; its
+        result says where they stand. Without a generation it is EBUSY when the context waits or computes something
+        else, and like `append` when it is idle.
+        """
+        return await self._invoke("inject", InjectArgs(ctx, tokens, text, cid), InjectResult)
+
     async def reattach(self, ctx: int, tokens: bytes = b"", stream: bool = True) -> GenerateResult:
         """Go on with a generation on a named or detached context that lost its client, or the daemon under it.
         `tokens` is what the caller has of it; the stream goes on behind them, and the reply carries the whole. What
@@ -570,6 +665,34 @@ class AsyncPlainCalls(ABC):
         one that another request waits for is EBUSY.
         """
         return await self._invoke("reattach", ReattachArgs(ctx, tokens, stream), GenerateResult)
+
+    async def wait_tool(self, ctx: int, tool: str, eta_ms: int = -1, deadline_ms: int = -1) -> WaitToolResult:
+        """The context waits for a tool: it takes no part in scheduling, and its KV is kept, demoted or dropped by what
+        it costs until the answer is expected, `eta_ms` from now or when this tool has usually answered. Before that
+        it is brought back. Answers at once. The wait ends by `resume`, or at its deadline: then the context is as
+        before the call, and a notification of kind `wait` says so.
+        """
+        return await self._invoke("wait_tool", WaitToolArgs(ctx, tool, eta_ms, deadline_ms), WaitToolResult)
+
+    async def resume(
+        self,
+        ctx: int,
+        wait: int = 0,
+        tokens: bytes = b"",
+        text: str = "",
+        messages: tuple[Message, ...] = (),
+        cid: int = 0,
+    ) -> ResumeResult:
+        """End a wait with the tool's answer, which is appended. A wait that has ended already (answered, past its
+        deadline, from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
+        """
+        return await self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid), ResumeResult)
+
+    async def pressure(self, threshold_permille: int = -1, window_ms: int = 2000) -> PressureResult:
+        """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames.
+        With a threshold this connection is told (`pressure`) when a window goes above it.
+        """
+        return await self._invoke("pressure", PressureArgs(threshold_permille, window_ms), PressureResult)
 
     async def pin(self, ctx: int, duration_ms: int = 0, cid: int = 0) -> None:
         """Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl
@@ -675,17 +798,20 @@ class AsyncPlainCalls(ABC):
 class AsyncCalls(AsyncPlainCalls):
     """Every system call, asynchronous, on bare handles."""
 
-    async def spawn(self, name: str = "", nice: int = 0, fork_of: int = 0) -> SpawnResult:
+    async def spawn(
+        self, name: str = "", nice: int = 0, fork_of: int = 0, group: str = "", domain: str = ""
+    ) -> SpawnResult:
         """Make a child process of the connection's own. With `fork_of` it starts with a fork of that context, and the
-        result names the child's context by handle and by cid.
+        result names the child's context by handle and by cid. `group` puts it into a sub-group of the caller's uid,
+        and `domain` has it share prefixes with that domain; both go to its children.
         """
-        return await self._invoke("spawn", SpawnArgs(name, nice, fork_of), SpawnResult)
+        return await self._invoke("spawn", SpawnArgs(name, nice, fork_of, group, domain), SpawnResult)
 
-    async def alloc_context(self, pid: int = 0, device: str = "") -> AllocContextResult:
+    async def alloc_context(self, pid: int = 0, device: str = "", domain: str = "") -> AllocContextResult:
         """Make an empty context in a process. The handle is valid on this connection only; the cid names it in `ps`
         and to calls that only look. It takes no frames until something is appended.
         """
-        return await self._invoke("alloc_context", AllocContextArgs(pid, device), AllocContextResult)
+        return await self._invoke("alloc_context", AllocContextArgs(pid, device, domain), AllocContextResult)
 
     async def open(self, name: str = "", fork: bool = False, cid: int = 0) -> OpenResult:
         """A handle to a named context of the caller's uid. It moves into the caller's process; when another connection
