@@ -400,7 +400,7 @@ class Movers:
             self._over.append(move.gate)
             self.reuse_gates()
         if failed:
-            self._m.tiers.failed(device, move.items, codes)
+            self._m.tiers.failed(device, move.items, codes, move.seq)
         again = [item for k, item in enumerate(move.items) if k in codes and self._elsewhere(move, item)]
         bad = [(item, codes[k]) for k, item in enumerate(move.items) if k in codes and item not in again]
         good = [item for k, item in enumerate(move.items) if k not in codes]
@@ -417,7 +417,7 @@ class Movers:
         self._m.prefetches.gone(target, [item.block for item, _ in bad], "failed")
         self._onward([(target, i.target_frame) for i in good], True)
         self._onward([(target, i.target_frame) for i, _ in bad], False)
-        self._m.tiers.landed(target, good)
+        self._m.tiers.landed(target, good, move.seq)
         if move.why == "load":
             self._m.tiers.loaded(move.cid, target, good)
         if again:
