@@ -278,16 +278,13 @@ class Movers:
         their frames are of use to another context.  What is under way lands as cache."""
         if not any(queue for queues in self._waiting for queue in queues) and not self._staged and not self._chained:
             return
-        mapped: dict[int, array[int]] = {}
 
         def unwanted(item: Item, why: str) -> bool:
             if (item.target, item.target_frame) in self._chained:
                 return False
             if self._m.devices[item.target].tier != "hbm":
                 return why in ("load", "prefetch")
-            if item.target not in mapped:
-                mapped[item.target] = array("i", self._core.frame_table(item.target)[1])
-            return not mapped[item.target][item.target_frame]
+            return not self._core.refs_of(item.target, item.target_frame)
 
         dropped = 0
         for key, hops in list(self._chained.items()):
