@@ -24,6 +24,7 @@ def fsck(m: Machine) -> list[str]:
     problems += _writes(m)
     problems += m.names.problems()
     problems += m.lifetimes.problems()
+    problems += m.interrupts.problems()
     return problems
 
 
