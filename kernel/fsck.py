@@ -23,6 +23,8 @@ def fsck(m: Machine) -> list[str]:
     problems += _contexts(m)
     problems += _writes(m)
     problems += m.names.problems()
+    problems += m.lifetimes.problems()
+    problems += m.interrupts.problems()
     return problems
 
 

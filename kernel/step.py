@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import fsck as fsck_module
-from . import traps, traps_names
+from . import traps, traps_names, traps_wait
 from .batch import FORWARD, SAMPLE, SCORE, Seq
-from .calls import ForwardResult, ScoreResult
+from .calls import ForwardResult, InjectArgs, ScoreResult
 from .config import KernelConfig
 from .context import Context, JobKind
 from .device import BLAME_AFTER_FAILURES, RESTART_AFTER_FAILURES, Device
@@ -51,6 +51,7 @@ from .machine import Machine
 from .process import Connection
 from .records import LENGTH, STOP
 from .trap_table import TRAPS
+from .traps_wait import TextArgs
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
@@ -80,7 +81,7 @@ class Kernel:
             DriverAsleep: lambda event: self.machine.errands.driver_asleep(),
             Timer: self._timer,
             Bug: self._bug,
-            Restored: self.machine.names.restore,
+            Restored: self._restored,
             Suspend: lambda event: self.machine.names.suspend(),
             SnapshotWritten: lambda event: traps_names.snapshot_written(self.machine, event),
             SnapshotRead: lambda event: traps_names.snapshot_read(self.machine, event),
@@ -108,18 +109,17 @@ class Kernel:
         """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
         return fsck_module.fsck(self.machine)
 
-    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
+    def tail(self, conn: int, args: TextArgs, count: int) -> tuple[int, bytes]:
         """Length of a context's log and its last `count` tokens (int32), for text that continues it; changes nothing.
 
-        Errno: EBADF, ESTALE, EBUSY, as for an append now.
+        args: of the call that brings the text.  Errno: as that call would say now.
         """
         connection = self.machine.connections.get(conn)
         if connection is None:
             raise Errno(E.EBADF, f"connection {conn} is gone")
-        context = connection.lookup(ctx)
-        traps.quiet(context, "append")
+        context = traps_wait.written(self.machine, connection, args)
         length = self.machine.core.slot_row(context.slot).tokens
-        if context.parked:
+        if context.parked and not isinstance(args, InjectArgs):
             log = traps.log_to_be(context, self.machine.core.read_log(context.slot, 0, length))
             return len(log) // 4, log[max(0, len(log) - 4 * count) :]
         return length, self.machine.core.read_log(context.slot, max(0, length - count), length)
@@ -163,7 +163,7 @@ class Kernel:
         connection = m.connections.get(event.conn)
         context = connection.requests.get(event.request) if connection else m.names.orphan(event.conn, event.request)
         if context is not None and context.job is not None and not context.job.ending:
-            context.keep = context.job.start + max(0, event.keep)
+            context.keep = max(0, event.keep)
             m.finish(context, "stop")
             self._unpark(context)
         elif context is None:
@@ -176,10 +176,8 @@ class Kernel:
         contexts = traps.contexts_of(m, connection) if connection else filter(None, (orphan,))
         for context in list(contexts):
             if context.last_request == (event.conn, event.request) and not m.core.in_flight(context.slot):
-                length = context.last_start + max(0, event.keep)
-                m.core.truncate(context.slot, length)
-                m.names.trimmed(context, length)
                 context.last_request = (0, 0)
+                m.cut(context, context.last_start, context.last_injected, max(0, event.keep))
 
     def _pause(self, event: Pause) -> None:
         m = self.machine
@@ -201,7 +199,12 @@ class Kernel:
         m = self.machine
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
+        m.lifetimes.due()
         m.errands.due()
+
+    def _restored(self, event: Restored) -> None:
+        self.machine.names.restore(event)
+        self.machine.lifetimes.booted(event.boots)
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)
@@ -287,6 +290,7 @@ class Kernel:
             m.count("passes_lost")
         device.flight = None
         m.core.rollback(device.index)
+        m.interrupts.deliver()
         m.after_pass()
         self._settle()
 
@@ -375,6 +379,8 @@ class Kernel:
                 for q in seqs:
                     if q.slot in m.by_slot:
                         device.blame.pop(m.by_slot[q.slot].cid, None)
+        if m.interrupts.pending:
+            m.interrupts.deliver({slot for slot, _ in commit.finished})
         for slot, reason in commit.finished:
             context = m.by_slot[slot]
             m.finish(context, _REASON[reason])

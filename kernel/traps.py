@@ -16,6 +16,7 @@ from .errors import E, Errno
 from .events import Halt, Syscall
 from .fsck import fsck
 from .ids import Cid, Pid, Slot
+from .injected import Injected, count
 from .look import context_row, process_row, tier_row, uname, vmstat
 from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine
 from .params import (
@@ -112,7 +113,7 @@ def log_to_be(context: Context, log: bytes) -> bytes:
     for call in context.parked:
         if isinstance(call.args, c.TruncateArgs):
             log = log[: 4 * max(0, call.args.length)]
-        elif isinstance(call.args, c.AppendArgs):
+        elif isinstance(call.args, (c.AppendArgs, c.ResumeArgs, c.InjectArgs)):
             log += call.args.tokens
         elif isinstance(call.args, c.GenerateArgs):
             raise Errno(E.EBUSY, "a generation waits its turn on this context: cancel it before you append")
@@ -122,6 +123,14 @@ def log_to_be(context: Context, log: bytes) -> bytes:
 def quiet(context: Context, what: str) -> None:
     if context.job is not None and context.job.kind is not JobKind.PREFILL:
         raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you {what}")
+
+
+def awake(context: Context, what: str) -> None:
+    """EBUSY: it waits for a tool."""
+    wait = context.wait
+    if wait is not None:
+        message = f"context {context.cid} waits for {wait.tool!r} (wait {wait.number}): resume it before you {what}"
+        raise Errno(E.EBUSY, message, cid=context.cid, wait=wait.number, tool=wait.tool)
 
 
 def host_down(device: Device) -> Errno:
@@ -336,17 +345,22 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     if args.text or args.messages:
         raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
     quiet(context, "append")
+    awake(context, "append")
     n = check_tokens(m, args.tokens)
     if behind(context, call):
         return None
+    check_room(m, context, m.core.slot_row(context.slot).tokens + n)
+    return c.AppendResult(extend(m, context, args.tokens), n)
+
+
+def extend(m: Machine, context: Context, tokens: bytes) -> int:
+    """Tokens join the log of a context that samples nothing, and are computed; the log's length.  Requires: checked."""
     length = m.core.slot_row(context.slot).tokens
-    check_room(m, context, length + n)
-    if n:
+    if tokens:
         m.names.rewritten(context, length)
-        length = m.core.append(context.slot, args.tokens)
-        job = context.job or Job(JobKind.PREFILL, m.next_order())
-        m.start(context, job)
-    return c.AppendResult(length, n)
+        length = m.core.append(context.slot, tokens)
+        m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
+    return length
 
 
 def truncate(m: Machine, connection: Connection, call: Syscall, args: c.TruncateArgs) -> c.TruncateResult | None:
@@ -420,6 +434,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
 def generate(m: Machine, connection: Connection, call: Syscall, args: c.GenerateArgs) -> None:
     context = connection.lookup(args.ctx)
     quiet(context, "generate")
+    awake(context, "generate")
     computable(m, context)
     if behind(context, call):
         return
@@ -435,28 +450,33 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
 
 
 def begin_generation(
-    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
-) -> None:
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int,
+    injected: Injected = (),
+) -> None:  # fmt: skip
     """Sample into a context whose log has length `start`, or is longer by what this generation has already."""
     job = Job(JobKind.GENERATE, m.next_order(), connection.conn, call.request)
     job.args = args
-    job.start = start
-    job.begun = m.core.slot_row(context.slot).tokens > start  # it has sampled before: it ends in a reason
-    left = aim_generation(m, connection, call, context, args, start)
+    job.start, job.injected = start, injected
+    # It has sampled before: it ends in a reason.
+    job.begun = m.core.slot_row(context.slot).tokens - start > count(injected)
+    left = aim_generation(m, connection, call, context, args, start, injected)
     _begin(m, connection, call, context, job)
     if left <= 0:
         m.finish(context, "length")
 
 
 def aim_generation(
-    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
-) -> int:
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int,
+    injected: Injected = (),
+) -> int:  # fmt: skip
     """What the core needs to sample for this request; how many tokens it still may."""
     length = m.core.slot_row(context.slot).tokens
     device = m.devices[context.device]
     limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
     template = _template(context, args, start)
-    most = min(args.max_tokens - (length - start), limit)  # more than the log can hold is no more than any number
+    most = min(
+        args.max_tokens - (length - start - count(injected)), limit
+    )  # more than the log can hold is no more than any number
     m.core.set_generation(
         context.slot, template, _stops(m, args), max(0, most), limit, connection.conn, call.request
     )  # fmt: skip
@@ -508,6 +528,7 @@ def _template(context: Context, args: c.GenerateArgs, prompt_tokens: int) -> byt
 def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardArgs) -> None:
     context = connection.lookup(args.ctx)
     quiet(context, "forward")
+    awake(context, "forward")
     computable(m, context)
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
@@ -525,6 +546,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
 def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) -> None:
     """Runs on a scratch fork, so the context itself never changes."""
     source = connection.lookup(args.ctx)
+    awake(source, "score")
     computable(m, source)
     n = check_tokens(m, args.tokens)
     if behind(source, call):
@@ -549,7 +571,11 @@ def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs
         m.answer(waiter, E.ECANCELED, {"message": "wait was cancelled"})
         return c.Empty()
     context = connection.requests.get(args.request)
-    if context is None and (_unwait(m, connection, args.request) or m.errands.cancel(connection.conn, args.request)):
+    if context is None and (
+        _unwait(m, connection, args.request)
+        or m.errands.cancel(connection.conn, args.request)
+        or m.interrupts.cancel(connection.conn, args.request)
+    ):
         return c.Empty()
     if context is None or context.job is None:
         raise Errno(E.ENOENT, f"request {args.request} is not running on this connection", request=args.request)
@@ -559,9 +585,9 @@ def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs
 
 def _unwait(m: Machine, connection: Connection, request: int) -> bool:
     """Cancel a call that waits for its turn on its context.  False: there is none of that id."""
-    for context in contexts_of(m, connection):
+    for context in dict.fromkeys((*contexts_of(m, connection), *m.unsettled)):  # also those that it named by cid
         for waiting in context.parked:
-            if waiting.request == request:
+            if (waiting.conn, waiting.request) == (connection.conn, request):
                 context.parked.remove(waiting)
                 m.reply(waiting.conn, waiting.request, E.ECANCELED, {"message": f"{waiting.name} was cancelled"})
                 return True
