@@ -8,7 +8,7 @@ import pytest
 
 from attnix.drivers.sim_model import SamplingChoice, reference_scores, reference_tokens
 from attnix.syscalls import Client, Context, SyscallError, connect
-from attnix.userland.programs import Sample, best_of_n, last_number, self_consistency
+from attnix.userland.programs import Sample, Vote, best_of_n, last_number, self_consistency
 
 from .conftest import Serve
 
@@ -86,7 +86,7 @@ def test_self_consistency_is_the_majority(context: Context) -> None:
 
 
 def test_self_consistency_without_an_answer_and_with_a_tie(context: Context) -> None:
-    nothing = self_consistency(context, lambda text: None, 3, TOKENS)
+    nothing: Vote[str] = self_consistency(context, lambda text: None, 3, TOKENS)
     assert (nothing.answer, nothing.votes, len(nothing.samples)) == (None, (), 3)
     names = iter("abba")
     assert self_consistency(context, lambda text: next(names), 4, TOKENS).votes == (("a", 2), ("b", 2))
