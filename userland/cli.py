@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import typer
 
+from .commands.agent import agent
 from .commands.batch import batch
 from .commands.bench import bench
 from .commands.boot import boot
@@ -43,7 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_PROGRAMS: tuple[Callable[..., None], ...] = (demo, pull, boot, run, chat, batch, shutdown, kill)
+_PROGRAMS: tuple[Callable[..., None], ...] = (
+    demo, pull, boot, run, chat, agent, batch, shutdown, kill
+)  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
     ps, pmap, free, tiers, stat, explain, fsck, uname, dmesg, vmstat, sysctl
