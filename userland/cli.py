@@ -66,7 +66,7 @@ app.add_typer(study, name="study")
 
 
 def main() -> None:
-    """Entry point.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage."""
+    """Entry point.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
         app()
     except CommandError as error:

@@ -346,3 +346,11 @@ def test_the_output_is_whole_lines_at_any_time(tmp_path: Path, monkeypatch: pyte
 def test_check_ids_counts(files: tuple[Path, Path]) -> None:
     write(files[0], {"id": "1", "prompt": "a"}, {"id": 1, "prompt": "b"}, "broken", "")
     assert check_ids(files[0]) == 3
+
+
+def test_without_a_daemon_and_with_wrong_usage(nobody: str, attnix: Attnix, files: tuple[Path, Path]) -> None:
+    many(files[0], 2)
+    said = attnix("batch", *map(str, files))
+    assert (said.status, said.out, "attnix boot" in said.err) == (1, "", True)
+    assert attnix("batch", str(files[0])).status == 2
+    assert attnix("batch", *map(str, files), "-w", "0").status == 2

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from attnix import programs as public
 from attnix.drivers.sim_model import SamplingChoice, reference_scores, reference_tokens
 from attnix.syscalls import Client, Context, SyscallError, connect
+from attnix.userland import programs
 from attnix.userland.programs import Sample, Vote, best_of_n, last_number, self_consistency
+from attnix.userland.programs.child import child_of
 
 from .conftest import Serve
 
@@ -112,3 +115,21 @@ def test_nothing_is_left_when_it_fails(context: Context) -> None:
         best_of_n(context, 3, TOKENS, top_p=-1.0)
     with pytest.raises(ValueError, match="at least one"):
         best_of_n(context, 0, TOKENS)
+
+
+def test_nothing_is_left_when_it_is_killed(context: Context) -> None:
+    """As with `attnix kill`, while the samples are judged."""
+
+    def kill(sample: Sample) -> float:
+        with child_of(context, "judge"):
+            (pid,) = [row.pid for row in context.client.ps().processes if row.name == "judge"]
+            context.client.kill(pid, 9)
+        return 0.0
+
+    assert len(best_of_n(context, 2, TOKENS, score=kill)) == 2
+
+
+def test_attnix_programs_is_the_same() -> None:
+    assert public.__all__ == programs.__all__
+    for name in public.__all__:
+        assert getattr(public, name) is getattr(programs, name)

@@ -12,7 +12,7 @@ import typer
 from attnix.syscalls import aconnect
 
 from ..answers import MaxTokensOption, SeedOption, TemperatureOption, TopPOption, sampling
-from ..output import CommandError, JsonOption, SocketOption, print_json
+from ..output import CommandError, Interrupted, JsonOption, SocketOption, print_json
 from ..programs.agent import MAX_TURNS, Outcome, Step, by_generating, run_agent
 from ..programs.tools import CALCULATOR, Tool, command_runner, file_search, http_get
 
@@ -55,7 +55,7 @@ def agent(
     try:
         outcome = asyncio.run(work())
     except KeyboardInterrupt:
-        raise CommandError("interrupted") from None
+        raise Interrupted("interrupted") from None
     if as_json:
         print_json(outcome)
         return

@@ -16,17 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from attnix.syscalls import AttnixError, aconnect
 
 from ..answers import MaxTokensOption, SeedOption, StopOption, TemperatureOption, TopPOption, sampling
-from ..output import CommandError, JsonOption, SocketOption, console, print_json
+from ..output import CommandError, Interrupted, JsonOption, SocketOption, console, print_json
 from ..programs.batch import WINDOW, BadLine, Batch, BatchStopped, Summary, check_ids, read_prompts
 from ..programs.batch_output import BatchOutput, OutputError
-
-
-class Unfinished(CommandError):
-    """The run ended early; the output can be gone on with."""
-
-    def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message)
-        self.exit_status = status
 
 
 def batch(
@@ -69,11 +61,11 @@ def batch(
             try:
                 summary = asyncio.run(work())
             except KeyboardInterrupt:
-                raise Unfinished(_so_far(output, total, "interrupted"), 130) from None
+                raise Interrupted(_so_far(output, total, "interrupted")) from None
             except (AttnixError, BatchStopped) as error:
                 if isinstance(error, AttnixError) and not output.ids:
                     raise  # no daemon, most likely: there is nothing to go on with
-                raise Unfinished(_so_far(output, total, str(error))) from error
+                raise CommandError(_so_far(output, total, str(error))) from error
     except (BadLine, OutputError) as error:
         raise CommandError(str(error)) from error
     except OSError as error:

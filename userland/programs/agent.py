@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from attnix.syscalls import AsyncClient, AsyncContext
 from attnix.syscalls.client import GenerateOptions
-from attnix.syscalls.exceptions import ConnectionLost, StaleHandle, TooBig
+from attnix.syscalls.exceptions import ConnectionLost, NotFound, StaleHandle, TooBig
 
 from .patience import patiently
 from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, parse, response
@@ -96,11 +97,10 @@ async def run_agent(
         await patiently(lambda: context.append(messages=messages))
         return await _turns(context, {tool.name: tool for tool in tools}, decide, max_turns, watch)
     finally:
-        try:
-            await process.kill(signal.SIGKILL)
+        with suppress(ConnectionLost):  # then the kernel has ended it
+            with suppress(NotFound):  # somebody else has
+                await process.kill(signal.SIGKILL)
             await process.wait()
-        except ConnectionLost:  # then the kernel has ended it
-            pass
 
 
 async def _turns(

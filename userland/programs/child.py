@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from attnix.syscalls import ConnectionLost, Context
+from attnix.syscalls.exceptions import NotFound
 
 
 @contextmanager
@@ -21,8 +22,7 @@ def child_of(context: Context, name: str) -> Iterator[Context]:
     try:
         yield child.context
     finally:
-        try:
-            child.kill(signal.SIGKILL)
+        with suppress(ConnectionLost):  # then the kernel has ended it
+            with suppress(NotFound):  # somebody else has
+                child.kill(signal.SIGKILL)
             child.wait()
-        except ConnectionLost:  # then the kernel has ended it already, and what broke the connection was raised above
-            pass
