@@ -17,6 +17,13 @@ MAX_CHARS: Final = 400
 MAX_BITS: Final = 10_000  # of a whole number: whatever is asked takes microseconds
 _MAX_ROUND: Final = 15
 
+
+def _round(value: Number, digits: int = 0) -> Number:
+    if abs(digits) > _MAX_ROUND:  # of a whole number, Python would make 10 ** -digits
+        raise ToolError(f"round gives at most {_MAX_ROUND} digits")
+    return round(value, digits) if digits else round(value)
+
+
 _BINARY: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -28,7 +35,7 @@ _BINARY: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
 _UNARY: Final[Mapping[type[ast.unaryop], Callable[[Any], Any]]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "abs": abs, "ceil": math.ceil, "cos": math.cos, "exp": math.exp, "floor": math.floor, "log": math.log,
-    "log10": math.log10, "log2": math.log2, "max": max, "min": min, "round": round, "sin": math.sin,
+    "log10": math.log10, "log2": math.log2, "max": max, "min": min, "round": _round, "sin": math.sin,
     "sqrt": math.sqrt, "tan": math.tan,
 }  # fmt: skip
 _CONSTANTS: Final[Mapping[str, Number]] = {"e": math.e, "pi": math.pi}
@@ -65,10 +72,7 @@ def _value(node: ast.expr) -> Number:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _checked(_BINARY[type(op)](_value(left), _value(right)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-            values = [_value(argument) for argument in arguments]
-            if name == "round" and len(values) == 2 and abs(values[1]) > _MAX_ROUND:
-                raise ToolError(f"round gives at most {_MAX_ROUND} digits")
-            return _checked(_FUNCTIONS[name](*values))
+            return _checked(_FUNCTIONS[name](*[_value(argument) for argument in arguments]))
     raise ToolError(
         f"{ast.unparse(node)!r} is not evaluated; there are numbers, + - * / // % **, parentheses, "
         f"{', '.join(_CONSTANTS)} and {', '.join(_FUNCTIONS)}"
