@@ -306,12 +306,19 @@ class Scheduler:
         """May `context` have frames before `first`, which does not fit?  Only if `first` still fits beside it and all that
         passed it, once those have ended that had their frames before it came first: so it waits no longer for them (EASY
         backfilling, Lifka, JSSPP'95)."""
-        size = self._m.config.block_tokens
         self._passers = [c for c in self._passers if c.job is not None and c.admitted]
-        held = sum(self._core.slot_row(c.slot).entries + 1 for c in self._passers)
-        wanted = sum(self._core.slot_row(c.slot).tokens // size + 2 for c in (first, context))
+        most = sum(self._most_frames(c) for c in (*self._passers, context))
+        wanted = -(-self._core.slot_row(first.slot).tokens // self._m.config.block_tokens) + 1
         reserve = self._device.capacity * self._m.sysctl.watermark_permille // 1000 + len(self._passers) + 1
-        return held + wanted + reserve <= self._device.capacity
+        return most + wanted + reserve <= self._device.capacity
+
+    def _most_frames(self, context: Context) -> int:
+        """What it may come to hold before its job ends."""
+        job = self._job(context)
+        tokens = self._core.slot_row(context.slot).tokens
+        if job.kind is JobKind.GENERATE:
+            tokens = max(tokens, min(job.start + job.args.max_tokens, self._m.config.window_tokens))
+        return -(-tokens // self._m.config.block_tokens) + 1
 
     def _spare(self, first: Context) -> int:
         """Reclaimable frames with the beginning of its prompt: whoever passes it must find others."""
@@ -385,7 +392,7 @@ class Scheduler:
         """What the time of a pass that has ended says of costs (kernel/cost.py), and who pays for it."""
         turns = self.turns
         sequences, tokens = len(flight.seqs) // SEQ_BYTES, len(flight.tokens) // 4
-        if sequences == tokens and not turns.wanted and flight.seq % LEARN_EVERY:
+        if sequences == tokens and not (turns.wanted or self.policy.refuses) and flight.seq % LEARN_EVERY:
             return
         if turns.sharing:
             turns.charge(unpack_seqs(flight.seqs), elapsed_ns)
@@ -393,15 +400,22 @@ class Scheduler:
             starts = memoryview(flight.seqs).cast("i")[_SEQ_START::_SEQ_WORDS]
             turns.decoded(sequences, sum(starts.tolist()), elapsed_ns)
             return
+        costs, device = self._m.costs, self.device
         seqs = unpack_seqs(flight.seqs)
-        decode = self._m.costs.decode[self.device].known()
+        prompts = [q for q in seqs if q.ntokens > 1]
+        ones, cached = len(seqs) - len(prompts), sum(q.start for q in seqs if q.ntokens == 1)
+        decode, prefill = costs.decode[device].known(), costs.prefill[device].known()
         if decode is not None:  # what decoding takes of it is known better
-            ones = [q for q in seqs if q.ntokens == 1]
-            elapsed_ns -= round(decode_part_ns(decode, len(ones), sum(q.start for q in ones)))
-            seqs = [q for q in seqs if q.ntokens > 1]
+            elapsed_ns -= round(decode_part_ns(decode, ones, cached))
+            seqs = prompts
+        elif prefill is not None and ones:
+            rest_ns = elapsed_ns - sum(prefill.ns(q.ntokens, q.start) - prefill.k for q in prompts)
+            if rest_ns > 0:
+                turns.decoded(ones, cached, round(rest_ns))
+            return
         if elapsed_ns >= 0:
             pairs = sum(q.ntokens * (q.start + q.ntokens / 2) for q in seqs)
-            self._m.costs.prefill[self.device].seen(sum(q.ntokens for q in seqs), pairs, elapsed_ns)
+            costs.prefill[device].seen(sum(q.ntokens for q in seqs), pairs, elapsed_ns)
 
     def _advance(self, context: Context) -> tuple[int, int]:
         """(computed, ready) of a queued context; a block that nobody is filling any more is taken over."""

@@ -27,7 +27,7 @@ class Deadline(OrderPolicy):
         return (1, job.since_ns + (job.due_ns - job.since_ns) * stretch(job.nice))
 
     def late_ns(self, job: Waiting, forecast: Forecast) -> int:
-        late = forecast.first_ns - (job.due_ns - job.since_ns) if job.due_ns else 0
+        late = job.since_ns + job.waited_ns + forecast.first_ns - job.due_ns if job.due_ns else 0
         if late <= 0 and job.token_ns and forecast.token_ns > job.token_ns:
             late = max(forecast.free_ns, forecast.token_ns)  # room comes when one of those that decode is done
         return max(0, late)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from ..params import NICE_JOBS
 from .protocol import Key, OrderPolicy, Waiting, stretch
 
 LEVELS: Final = 8
@@ -29,4 +30,4 @@ class LeastAttained(OrderPolicy):
         while level < LEVELS - 1 and served >= threshold:
             level += 1
             threshold *= GROWTH
-        return (max(0, level - job.waited_ns // AGE_NS), job.birth)
+        return (max(0, level - job.waited_ns // AGE_NS), job.birth + NICE_JOBS * job.nice)

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from ..machine import Machine
 
 STRETCH: Final = 0.5
+AIM: Final = 0.95  # of a target: what is predicted may be a little off
 TOKEN_NS: Final = 1000.0  # what a token is taken to cost before anything has been measured; shares need no more
 LEARN_EVERY: Final = 16  # passes, when nobody needs to know what decoding costs
-_NEVER: Final = float("inf")
+_NEVER: Final = 1e18  # ns
 
 
 class Turns:
@@ -149,7 +150,7 @@ class Turns:
         slack = {}
         for name in {context.process.group.name for context in queue}:
             others = [limit for other, limit in self._limits.items() if other != name]
-            slack[name] = min(target_ns, min(others, default=_NEVER)) - decode_ns
+            slack[name] = min(AIM * target_ns, min(others, default=_NEVER)) - decode_ns
         self.pace.begin(slack)
 
     def _target_ns(self, decoding: Mapping[int, Context]) -> float:
@@ -174,8 +175,12 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Somebody needs to know what decoding costs."""
-        return self.sharing or bool(self._m.sysctl.tpot_ms or self._targets)
+        """Somebody needs to know what decoding costs, or nothing is known of it yet."""
+        return (
+            self.sharing
+            or bool(self._m.sysctl.tpot_ms or self._targets)
+            or self._m.costs.decode[self._device].known() is None
+        )
 
     def decoded(self, contexts: int, cached: int, elapsed_ns: int) -> None:
         """A pass of decoding only has ended.  cached: tokens that its contexts had between them."""
