@@ -56,9 +56,7 @@ def test_what_a_running_prefill_publishes_is_computed_once_and_holds_nobody_up(p
     system = build(policy, step_tokens=40)
     client = system.user()
     prefix = fresh(1, 64)
-    contexts = [
-        system.ask(client, prompt, 1)[0] for prompt in ([*prefix, 101], [*prefix, 102, 103], fresh(3, 30))
-    ]
+    contexts = [system.ask(client, prompt, 1)[0] for prompt in ([*prefix, 101], [*prefix, 102, 103], fresh(3, 30))]
     _, b, c = (client.call("stat", ctx).cid for ctx in contexts)
     system.run()
     assert computed(client) == 65 + 2 + 30
@@ -201,7 +199,10 @@ def test_a_target_that_would_be_missed_is_refused_before_anything_is_done() -> N
         client.result(request)
     assert error.value.code is E.EAGAIN
     assert 1 <= int(error.value.detail["retry_after_ms"]) <= 20
-    assert client.result(client.post("stat", ctx)).state in ("waiting", "prefill")  # as before: what was appended is computed
+    assert client.result(client.post("stat", ctx)).state in (
+        "waiting",
+        "prefill",
+    )  # as before: what was appended is computed
     # behind those that are due earlier: 1,200 tokens and 12 passes are 420 ms, and its own come to it
     request = client.post("generate", ctx, 4, *rest, 11_000)
     assert request not in client.replies

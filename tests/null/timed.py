@@ -22,9 +22,13 @@ PASS_NS, PROMPT_NS, DECODE_NS = 10 * MS, MS // 4, MS // 2
 class TimedSystem(SimulatedSystem):
     """`run` completes a pass when the clock has reached its end; what `at` was told happens on the way."""
 
-    def __init__(self, *, window_tokens: int = 1024, vocab_tokens: int = 4096, frames: int = 400, **options: Any) -> None:
+    def __init__(
+        self, *, window_tokens: int = 1024, vocab_tokens: int = 4096, frames: int = 400, **options: Any
+    ) -> None:
         def make(count: int, layout: RowLayout, rows: memoryview) -> Any:
-            return SimDevice(count, layout, rows, options.get("block_tokens", 4), vocab_tokens, gates=bytearray(8 << 10))
+            return SimDevice(
+                count, layout, rows, options.get("block_tokens", 4), vocab_tokens, gates=bytearray(8 << 10)
+            )
 
         self.arrivals: list[tuple[int, Callable[[], None]]] = []
         self.token_ns: dict[tuple[int, int], list[int]] = {}  # by (conn, request): when each token came
@@ -84,11 +88,29 @@ class TimedSystem(SimulatedSystem):
         client.result(client.post("hello", "test", 1))
         return client
 
-    def ask(self, client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0, **targets: int) -> tuple[int, int]:
+    def ask(
+        self, client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0, **targets: int
+    ) -> tuple[int, int]:
         """A context with that prompt and a generation on it: (handle, request)."""
         ctx = client.result(client.post("alloc_context", pid)).ctx
         client.post("append", ctx, ints(prompt))
-        rest = (0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, (), b"", True, True, targets.get("ttft_ms", 0), targets.get("tpot_ms", 0))
+        rest = (
+            0.0,
+            0,
+            1.0,
+            0.0,
+            0,
+            1.0,
+            0.0,
+            0.0,
+            0,
+            (),
+            b"",
+            True,
+            True,
+            targets.get("ttft_ms", 0),
+            targets.get("tpot_ms", 0),
+        )
         return ctx, client.post("generate", ctx, answer, *rest)
 
 
