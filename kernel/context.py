@@ -68,9 +68,9 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start",
-        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "slot", "tier_hits", "told_blocks", "turns",
-        "unparking", "wait", "waited",
+        "admitted", "asked_ns", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start",
+        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "rested_ns", "slot", "tier_hits", "told_blocks", "turns",
+        "unparking", "wait", "waited", "waits",
     )  # fmt: skip
 
     def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid) -> None:
@@ -107,6 +107,9 @@ class Context:
         self.kept: Kept | None = None  # it outlives its connection (names.py)
         self.wait: Wait | None = None  # for a tool (lifetimes.py)
         self.waited = 0  # number of the wait that it was in last, 0: none
+        self.waits = 0  # waits that it was in
+        self.asked_ns = 0  # when its tool answered, as long as it waits for frames that it had lost; 0: it does not
+        self.rested_ns = 0  # when a generation of it ended, as long as nothing came after it; 0: something did
 
     def place(self) -> tuple[int, int]:
         """Of its job in the order of service: arrival, NICE_JOBS jobs later per step of nice; the smaller, the sooner."""

@@ -184,7 +184,7 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"context {context.cid} is not in process {context.process.pid}")
         connection = m.connections.get(context.process.conn)
         job = context.job
-        resting = m.schedulers[context.device].idle.get(context.cid) is context
+        resting = context in m.schedulers[context.device].idle
         if (job is not None and resting) or (job is None and not resting and m.core.slot_row(context.slot).entries):
             problems.append(f"context {context.cid} holds frames that cannot be taken, or may lose those it uses")
         if context.dying and not m.core.in_flight(context.slot):
@@ -206,6 +206,7 @@ def _contexts(m: Machine) -> list[str]:
         if not queued and not decoding and not m.held(context) and not job.ending:
             problems.append(f"context {context.cid} has a job that nobody will run")
     for scheduler in m.schedulers:
+        problems += scheduler.idle.problems()
         device = scheduler.device
         state = m.devices[device]
         waits = m.movers.moving()  # a transfer is to end, and the scheduler looks again then

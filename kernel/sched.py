@@ -30,6 +30,7 @@ from .order.protocol import Forecast, Waiting
 from .order.turns import LEARN_EVERY, TOKEN_NS, Turns, decode_part_ns
 from .pager import Pager
 from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
+from .resting import Resting
 from .tag import GATE
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Scheduler:
         self.pager = Pager(machine, device, self)
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
-        self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
+        self.idle = Resting(machine)  # without a job and perhaps with frames
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
@@ -87,13 +88,12 @@ class Scheduler:
             self.moves += 1
 
     def rest(self, context: Context) -> None:
-        """It has no job: its frames are the first to be taken, after those of contexts idle for longer."""
-        self.idle.pop(context.cid, None)
-        self.idle[context.cid] = context
+        """It has no job: its frames may be taken (resting.py says in which order)."""
+        self.idle.add(context)
 
     def wake(self, context: Context) -> None:
-        """It has a job, or goes."""
-        self.idle.pop(context.cid, None)
+        """It has a job, or no frames, or goes."""
+        self.idle.remove(context)
 
     def reorder(self) -> None:
         """A nice value changed."""
@@ -170,7 +170,11 @@ class Scheduler:
     def _find_room(self, shortage_frames: int) -> bool:
         """False: not yet, a transfer is to end."""
         pager = self.pager
-        return pager.make_room(shortage_frames) or (not pager.waits and pager.preempt(shortage_frames))
+        return (
+            pager.make_room(shortage_frames)
+            or (not pager.waits and pager.break_keeps(shortage_frames))
+            or (not pager.waits and pager.preempt(shortage_frames))
+        )
 
     def gates_passed(self) -> None:
         """The pass in flight has ended well: what it followed has landed, though its driver may not have said so yet."""
@@ -280,6 +284,12 @@ class Scheduler:
                 continue
             if active < 0:
                 active = self.active()
+            if context.wait is not None:  # nobody waits for it yet, so nobody waits behind it
+                if first is None and self.pager.admit(context, active):
+                    active += 1
+                elif first is None and self.pager.full:
+                    self._m.lifetimes.no_room(context)
+                continue
             if first is not None:
                 tried += 1
                 if tried > PASSERS or not active:

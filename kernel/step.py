@@ -82,7 +82,7 @@ class Kernel:
             Timer: self._timer,
             Bug: self._bug,
             Restored: self._restored,
-            Suspend: lambda event: self.machine.names.suspend(),
+            Suspend: self._suspend,
             SnapshotWritten: lambda event: traps_names.snapshot_written(self.machine, event),
             SnapshotRead: lambda event: traps_names.snapshot_read(self.machine, event),
         }
@@ -204,7 +204,11 @@ class Kernel:
 
     def _restored(self, event: Restored) -> None:
         self.machine.names.restore(event)
-        self.machine.lifetimes.booted(event.boots)
+        self.machine.lifetimes.restore(event)
+
+    def _suspend(self, event: Suspend) -> None:
+        self.machine.names.suspend()
+        self.machine.lifetimes.suspend()
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)

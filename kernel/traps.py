@@ -362,6 +362,7 @@ def extend(m: Machine, context: Context, tokens: bytes) -> int:
     if tokens:
         m.names.rewritten(context, length)
         length = m.core.append(context.slot, tokens)
+        m.lifetimes.used_again(context)
         m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
     return length
 
@@ -431,6 +432,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
     if context.job is not None:
         job.follows(context.job)
     connection.requests[call.request] = context
+    m.lifetimes.used_again(context)
     m.start(context, job)
 
 
