@@ -23,6 +23,7 @@ from .calls import GenerateArgs
 from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
+from .injected import count
 from .order import registry
 from .order.facts import facts
 from .order.line import LOOK, OVERTAKES, arranged, rank
@@ -266,7 +267,7 @@ class Scheduler:
         if decode is None:
             return Forecast(round(first_ns), 0, 0)
         left = [
-            c.job.args.max_tokens - (row.tokens - c.job.start)
+            c.job.args.max_tokens - (row.tokens - c.job.start - count(c.job.injected))
             for c, row in zip(self.decoding.values(), rows, strict=True)
             if c.job is not None
         ]
@@ -327,7 +328,9 @@ class Scheduler:
         job = self._job(context)
         tokens = self._core.slot_row(context.slot).tokens
         if job.kind is JobKind.GENERATE:
-            tokens = max(tokens, min(job.start + job.args.max_tokens, self._m.config.window_tokens))
+            tokens = max(
+                tokens, min(job.start + job.args.max_tokens + count(job.injected), self._m.config.window_tokens)
+            )
         return -(-tokens // self._m.config.block_tokens) + 1
 
     def _spare(self, first: Context) -> int:
