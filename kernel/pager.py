@@ -212,8 +212,11 @@ class Pager:
             and before is None
             and self._m.tiers.evictors[self._device.index].policy.name != "lru"
         ):
+            ranked = (
+                self._m.lifetimes.policy.ranks
+            )  # then nobody is taken from who waits for a tool before it is wanted
             for _, context in zip(range(IDLE_AT_ONCE), self._sched.idle.victims(), strict=False):
-                if self._can_drop(context) and not self._drop(context, "idle"):
+                if not (ranked and context.wait) and self._can_drop(context) and not self._drop(context, "idle"):
                     break
         return found
 

@@ -73,13 +73,14 @@ class Resting:
         return not wait.over and -entry[0] == wait.due_ns and wait.context.cid in self._order
 
     def _expire(self) -> None:
-        """Keep times that are over: their contexts are used least recently of all that were kept for longer."""
+        """Keep times that are over: their contexts have rested for longer than most, and are the next to go."""
         while self._ends and self._ends[0][0] <= self._m.now_ns:
             _, _, wait = heapq.heappop(self._ends)
             context = wait.context
             if not wait.over and wait.keep_until_ns <= self._m.now_ns and context.cid in self._kept:
                 del self._kept[context.cid]
                 self._file(context)
+                self._order.move_to_end(context.cid, last=False)
 
     def victims(self) -> Iterator[Context]:
         """Who lets go first, next, ...; for as long as nobody but these is added or removed."""

@@ -23,6 +23,7 @@ from .calls import GenerateArgs
 from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
+from .injected import count
 from .order import registry
 from .order.facts import facts
 from .order.line import LOOK, OVERTAKES, arranged, rank
@@ -266,7 +267,7 @@ class Scheduler:
         if decode is None:
             return Forecast(round(first_ns), 0, 0)
         left = [
-            c.job.args.max_tokens - (row.tokens - c.job.start)
+            c.job.args.max_tokens - (row.tokens - c.job.start - count(c.job.injected))
             for c, row in zip(self.decoding.values(), rows, strict=True)
             if c.job is not None
         ]
@@ -278,22 +279,22 @@ class Scheduler:
         """Give frames to those that wait, in order.  The first that does not fit is `_first`: see `_passes`."""
         active = -1
         first: Context | None = None
-        no_room: list[Context] = []
         spare = tried = 0
         for context in self._line:
             if context.admitted or not context.queued or self._core.in_flight(context.slot):
                 continue
             if active < 0:
                 active = self.active()
-            if context.wait is not None:  # brought back before its tool answers: nobody waits for it, or behind it
+            if context.wait is not None:  # nobody waits for it yet, so nobody waits behind it
                 if first is None and self.pager.admit(context, active):
                     active += 1
-                else:
-                    no_room.append(context)
-            elif first is not None:
+                elif first is None and self.pager.full:
+                    self._m.lifetimes.no_room(context)
+                continue
+            if first is not None:
                 tried += 1
                 if tried > PASSERS or not active:
-                    break
+                    return
                 if self._passes(first, context) and self.pager.admit(context, active, spare):
                     self._passers.append(context)
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
@@ -303,16 +304,14 @@ class Scheduler:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
                 active += 1
             elif not self.pager.full or self._job(context).passed >= OVERTAKES:
-                break  # a transfer is to end; or enough have passed it
+                return  # a transfer is to end; or enough have passed it
             else:
                 first = context
                 if self._job(first).order != self._first:
                     self._first, self._passers = self._job(first).order, []
                 spare = self._spare(first)
                 if self._core.free_frames(self.device) + self._core.reclaimable_frames(self.device) <= spare:
-                    break
-        for context in no_room:
-            self._m.lifetimes.no_room(context)
+                    return
 
     def _passes(self, first: Context, context: Context) -> bool:
         """May `context` have frames before `first`, which does not fit?  Only if `first` still fits beside it and all that
@@ -329,7 +328,9 @@ class Scheduler:
         job = self._job(context)
         tokens = self._core.slot_row(context.slot).tokens
         if job.kind is JobKind.GENERATE:
-            tokens = max(tokens, min(job.start + job.args.max_tokens, self._m.config.window_tokens))
+            tokens = max(
+                tokens, min(job.start + job.args.max_tokens + count(job.injected), self._m.config.window_tokens)
+            )
         return -(-tokens // self._m.config.block_tokens) + 1
 
     def _spare(self, first: Context) -> int:
