@@ -6,6 +6,7 @@ A pass costs PASS_NS, each token of a prompt in it PROMPT_NS, each context that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final
 
 from attnix.drivers.sim_device import SimDevice
@@ -30,7 +31,7 @@ class TimedSystem(SimulatedSystem):
                 count, layout, rows, options.get("block_tokens", 4), vocab_tokens, gates=bytearray(8 << 10)
             )
 
-        self.arrivals: list[tuple[int, Callable[[], None]]] = []
+        self.arrivals: list[tuple[int, Callable[[], object]]] = []
         self.token_ns: dict[tuple[int, int], list[int]] = {}  # by (conn, request): when each token came
         self.passes: list[tuple[int, list[tuple[int, int]]]] = []  # when it ended, [(context, tokens)]
         super().__init__(
@@ -38,7 +39,7 @@ class TimedSystem(SimulatedSystem):
             check=False, **options,
         )  # fmt: skip
 
-    def at(self, ns: int, what: Callable[[], None]) -> None:
+    def at(self, ns: int, what: Callable[[], object]) -> None:
         self.arrivals.append((ns, what))
         self.arrivals.sort(key=lambda pair: pair[0])
 
@@ -77,7 +78,7 @@ class TimedSystem(SimulatedSystem):
     def gaps_ms(self, client: SimulatedClient, request: int) -> list[float]:
         """Between the tokens of a stream."""
         times = self.token_ns[client.conn, request]
-        return [(b - a) / MS for a, b in zip(times, times[1:], strict=False)]
+        return [(b - a) / MS for a, b in pairwise(times)]
 
     def user(self, uid: int = 1000) -> SimulatedClient:
         """A client whose hello runs no device."""
@@ -112,6 +113,12 @@ class TimedSystem(SimulatedSystem):
             targets.get("tpot_ms", 0),
         )
         return ctx, client.post("generate", ctx, answer, *rest)
+
+    def ask_at(
+        self, ns: int, into: list[int], client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0
+    ) -> None:
+        """The same, later; the request goes into the list."""
+        self.at(ns, lambda: into.append(self.ask(client, prompt, answer, pid)[1]))
 
 
 def fresh(number: int, length: int) -> list[int]:

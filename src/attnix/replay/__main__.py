@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from attnix.kernel.errors import Errno
 from attnix.kernel.tag import stored_bytes
 from attnix.plugins import register_policies
 from attnix.traces import load
@@ -104,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
+    parser.add_argument(
+        "--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set at boot, such as sched.policy=deadline"
+    )
     parser.add_argument("--exact", action="store_true", help="decode one token per pass (slow): see docs/replay.md")
     parser.add_argument("--json", default="", metavar="FILE", help="write a document; -: to standard output, no table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hits and TTFT (needs attnix[plot])")
@@ -118,9 +122,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
     try:
         return _run(args, policies)
-    except (ImportError, OSError, ValueError, RuntimeError) as error:
+    except (Errno, ImportError, OSError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
+
+
+def _setting(text: str) -> tuple[str, int | str]:
+    """`sched.step_tokens=2048`.  ValueError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--sysctl {text!r} is not NAME=VALUE")
+    return name, int(value) if value.isdecimal() else value
 
 
 def _run(args: argparse.Namespace, policies: list[str]) -> int:
@@ -134,12 +146,15 @@ def _run(args: argparse.Namespace, policies: list[str]) -> int:
     results: list[Result] = []
     for policy in policies:
         began = perf_counter()
-        results.append(Replay(workload, profile, frames, policy, hints=args.hints, exact=args.exact).run())
+        sysctl = dict(_setting(text) for text in args.sysctl)
+        replay = Replay(workload, profile, frames, policy, hints=args.hints, exact=args.exact, sysctl=sysctl)
+        results.append(replay.run())
         print(f"{policy}: {perf_counter() - began:.1f} s", file=sys.stderr)
     settings: dict[str, Any] = {
         "trace": workload.name, "profile": profile.name, "frames": frames.by_tier(), "block_tokens": workload.block_tokens,
         "distinct_blocks": workload.distinct_blocks, "has_sessions": workload.has_sessions, "hints": args.hints,
         "rate": args.rate, "concurrency": args.concurrency, "seed": args.seed, "exact": args.exact,
+        "sysctl": args.sysctl,
     }  # fmt: skip
     if args.json:
         text = json.dumps(document(settings, results), indent=2) + "\n"

@@ -89,6 +89,7 @@ class Live:
     session: Session
     at: int = 0
     handle: int = 0  # of its context; 0: none yet
+    pid: int = 0  # of its process: a session is a program
     context: Context | None = None
     blocks: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # what its log begins with
     arrived_ns: int = 0
@@ -305,8 +306,10 @@ class Replay:
             self._next(live)
             return True
         if live.context is None:
+            if not live.pid:
+                live.pid = self._call("spawn", calls.SpawnArgs("session")).pid
             try:
-                made = self._call("alloc_context", calls.AllocContextArgs())
+                made = self._call("alloc_context", calls.AllocContextArgs(live.pid))
             except Refused as refused:
                 if refused.code != E.ENOMEM:
                     raise
@@ -378,6 +381,9 @@ class Replay:
                 self.accel.end(live.context.slot)
                 live.context = None
                 self._call("release", calls.CtxArgs(live.handle))
+            if live.pid:
+                self._call("exit", calls.ExitArgs(live.pid))
+                self._call("wait", calls.WaitArgs(live.pid))
         while self._waiting and self._begin(self._waiting[0]):
             self._waiting.popleft()
 

@@ -14,13 +14,16 @@ class Quantiles:
     p50: float
     p90: float
     p99: float
+    p95: float = 0.0
+    mean: float = 0.0
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
     ordered = sorted(values)
     if not ordered:
         return Quantiles(0.0, 0.0, 0.0)
-    return Quantiles(*(round(ordered[-(-len(ordered) * p // 100) - 1], 6) for p in (50, 90, 99)))
+    p50, p90, p95, p99 = (round(ordered[-(-len(ordered) * p // 100) - 1], 6) for p in (50, 90, 95, 99))
+    return Quantiles(p50, p90, p99, p95, round(sum(ordered) / len(ordered), 6))
 
 
 @dataclass(slots=True)
