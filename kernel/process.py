@@ -30,7 +30,7 @@ class Process:
     """A schedulable unit: contexts, a nice value, an owner.  Never reused pids."""
 
     __slots__ = (
-        "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "parent", "past", "pid", "reason",
+        "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "oom_score_adj", "parent", "past", "pid", "reason",
         "stopped", "uid", "waiters", "zombie",
     )  # fmt: skip
 
@@ -44,6 +44,7 @@ class Process:
         self.conn = conn
         self.name = name
         self.nice = nice
+        self.oom_score_adj = 0
         self.born_ns = born_ns
         self.contexts: dict[int, Context] = {}  # by cid
         self.children: dict[Pid, Process] = {}  # also those that ended and were not waited for

@@ -14,10 +14,13 @@ from __future__ import annotations
 from bisect import insort
 from typing import TYPE_CHECKING
 
+from .backlog import Backlog
 from .batch import FORWARD, HISTORY, SAMPLE, SCORE, unpack_seqs
 from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
+from .load import Growth, Guard
+from .oom import Oom
 from .pager import Pager
 from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
 from .tag import GATE
@@ -38,12 +41,20 @@ class Scheduler:
         self._device = machine.devices[device]
         self.device = device
         self.pager = Pager(machine, device, self)
+        self.growth = Growth(machine, device, machine.lengths)
+        self.guard = Guard(machine, device)
+        self.backlog = Backlog(machine, device)
+        self.oom = Oom(machine, device)
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
         self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
+        self.short: Context | None = None  # was refused frames, or lost them, when they were asked for last
+        self._loading: list[
+            Context
+        ] = []  # had nothing to compute in the last pass planned: their loads have not landed
 
     # -- membership -----------------------------------------------------------------------------------------------
 
@@ -92,6 +103,19 @@ class Scheduler:
     def active(self) -> int:
         """Contexts that own frames and will give them back without being asked."""
         return len(self.decoding) + sum(1 for c in self.queue if c.admitted)
+
+    def first_short(self) -> Context | None:
+        """The first that waits for frames: to be admitted, or, when no pass can be planned for want of any, to grow."""
+        short = self.short
+        if short is not None and short.queued and not short.admitted and not self._m.held(short):
+            return short
+        return min(self.decoding.values(), key=Context.place) if self._waits and self.decoding else None
+
+    def stalled(self) -> bool:
+        """Somebody with work waits for frames, or for what is being loaded into them."""
+        return self._device.up and (
+            self.first_short() is not None or any(c.queued and self._core.loading(c.slot) for c in self._loading)
+        )
 
     # -- one pass -------------------------------------------------------------------------------------------------
 
@@ -164,12 +188,14 @@ class Scheduler:
     def _admit(self) -> None:
         """Give frames to those that wait, oldest first, until one does not fit: then nobody overtakes it."""
         active = -1
+        self.short = None
         for context in self.queue:
             if context.admitted or self._core.in_flight(context.slot):
                 continue
             if active < 0:
                 active = self.active()
-            if not self.pager.admit(context, active):
+            if self.guard.full(active) or not self.pager.admit(context, active):
+                self.short = context
                 return
             active += 1
 
@@ -185,6 +211,7 @@ class Scheduler:
             room -= min(decode, room // 2)  # prompts that keep coming leave half of the places
         budget = max(sysctl.step_tokens - decode, sysctl.step_tokens // 4, 1)
         chunks: list[bytes] = []
+        self._loading = []
         for context in list(self.queue):
             if budget <= 0 or len(chunks) >= room:
                 break
@@ -194,6 +221,7 @@ class Scheduler:
             if job is None:
                 raise Panic(f"context {context.cid} is queued without a job")
             if context.gates and not self._gates_hold(context):
+                self._loading.append(context)
                 continue  # even when nothing is left to compute but its last token: that reads what is still arriving
             choose = self._score_chunk if job.kind is JobKind.SCORE else self._chunk
             record = choose(context, job, budget)
@@ -209,6 +237,7 @@ class Scheduler:
             at = self._core.advance(context.slot)
             if at.blocked_by == BLOCKED_BY_LOAD:
                 if not self._through_gates(context):
+                    self._loading.append(context)
                     return at.computed, 0
                 continue
             if at.blocked_by < 0:
@@ -255,6 +284,7 @@ class Scheduler:
         computed, ready = self._advance(context)
         if computed == total:
             if job.kind is JobKind.PREFILL:
+                self.backlog.begun()
                 self._m.finish(context, "done")
                 return None
             return (context.slot, total - 1, 1, _FINAL_FLAG[job.kind], -1, 0)
@@ -279,6 +309,8 @@ class Scheduler:
 
     def sampled(self, context: Context, job: Job) -> None:
         """A generation's prompt is computed and its next token drawn: it decodes from now on."""
+        if not job.begun:
+            self.backlog.begun()
         job.begun = True
         if context.queued:
             self._unqueue(context)

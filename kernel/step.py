@@ -100,9 +100,21 @@ class Kernel:
             m.errands.run()  # a job that ended just now is what some wait for, and the next event may be hours away
         if m.tiers.exist:
             m.tiers.ahead()
+        busy = any(s.queue or s.decoding for s in m.schedulers)
+        if busy or m.psi.busy:  # also once when it is over
+            m.psi.busy = busy
+            self._account()
         if m.names.changed:
             m.names.flush()
         return effects
+
+    def _account(self) -> None:
+        """Who waits for frames, and since when."""
+        m = self.machine
+        for scheduler in m.schedulers:
+            scheduler.backlog.look()
+            scheduler.oom.look()
+        m.psi.look()
 
     def fsck(self) -> list[str]:
         """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
@@ -137,6 +149,7 @@ class Kernel:
         if connection is None:
             return
         m.names.disconnected(connection)
+        m.psi.unsubscribe(event.conn)
         del m.connections[event.conn]
         for pid in sorted(connection.pids):
             process = m.processes.get(pid)
@@ -362,6 +375,7 @@ class Kernel:
         m.count("computed_tokens", event.computed_tokens)
         m.count("generated_tokens", len(commit.tokens) // 4)
         m.count("compute_ns", event.compute_ns)
+        m.schedulers[device.index].guard.passed(m.schedulers[device.index], event.computed_tokens)
         if event.waited_ns:
             m.count("gate_wait_ns", event.waited_ns)
         if seqs is not None:

@@ -265,6 +265,14 @@ def setpriority(m: Machine, connection: Connection, call: Syscall, args: c.Setpr
     process = seen_process(m, connection, args.pid)
     if not NICE_MIN <= args.nice <= NICE_MAX:
         raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX}, not {args.nice}", nice=args.nice)
+    if not -1001 <= args.oom_score_adj <= 1000:
+        raise Errno(
+            E.EINVAL, f"oom_score_adj is -1000..1000, not {args.oom_score_adj}", oom_score_adj=args.oom_score_adj
+        )
+    if -1001 < args.oom_score_adj < min(0, process.oom_score_adj):
+        administrator(m, connection, "make a process less likely to be ended than others")
+    if args.oom_score_adj != -1001:
+        process.oom_score_adj = args.oom_score_adj
     process.nice = args.nice
     for scheduler in m.schedulers:
         scheduler.reorder()
@@ -342,6 +350,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     length = m.core.slot_row(context.slot).tokens
     check_room(m, context, length + n)
     if n:
+        m.schedulers[context.device].backlog.check(context)
         m.names.rewritten(context, length)
         length = m.core.append(context.slot, args.tokens)
         job = context.job or Job(JobKind.PREFILL, m.next_order())
@@ -430,6 +439,7 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    m.schedulers[context.device].backlog.check(context)
     m.names.began(context, args, length)
     begin_generation(m, connection, call, context, args, length)
 
