@@ -13,6 +13,7 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from .errors import E, Errno
+from .params import RETRY_MS
 
 if TYPE_CHECKING:
     from .context import Context
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _MEMORY_NS: Final = 15e9  # a prompt finished this long ago counts 1/e of one finished now
 _ENOUGH: Final = 4.0  # prompts before the rate is believed
-_UNKNOWN_MS: Final = 1000  # to come again after, as long as nothing has been measured
 
 
 class Backlog:
@@ -72,7 +72,7 @@ class Backlog:
         ahead = self.waiting()
         wait_ms = -(-self.wait_ns(ahead) // 1_000_000)
         if most and ahead >= most:
-            share_ms = wait_ms * (ahead - most + 1) // ahead if wait_ms > 0 else _UNKNOWN_MS
+            share_ms = wait_ms * (ahead - most + 1) // ahead if wait_ms > 0 else RETRY_MS
             text = f"{ahead} jobs wait for their turn and {most} may (sysctl sched.max_queue)"
             self._refuse(text, share_ms, ahead, most, wait_ms)
         if longest and wait_ms > longest:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PASSES: Final = 32  # a window has at least so many: what was preempted in it should be back within it
 _CALM: Final = 2  # windows below the lower threshold before the set grows
-_WAITERS: Final = 256  # looked at for the frames that they hold
+_WAITERS: Final = 64  # looked at for the frames that they hold
 _STALE: Final = 4  # log2 of passes after which the growth of those that run is looked at again
 _SAY_NS: Final = 10_000_000_000  # between two lines in dmesg
 
@@ -99,6 +99,7 @@ class Guard:
         self._device = device
         self.limit = 0
         self._began_ns = 0
+        self.fewest = _PASSES
         self._passes = 0
         self._worked = 0  # tokens of this window's passes
         self._again = 0  # tokens that admitted contexts lost and were given back in this window ...
@@ -122,7 +123,7 @@ class Guard:
         self._passes += 1
         self._worked += computed_tokens
         over_ns = self._m.now_ns - self._began_ns
-        if self._passes >= _PASSES and over_ns >= self._m.sysctl.thrash_window_ms * 1_000_000:
+        if self._passes >= self.fewest and over_ns >= self._m.sysctl.thrash_window_ms * 1_000_000:
             self._judge(scheduler)
             self._began_ns = self._m.now_ns
             self._passes = self._worked = self._again = self._loaded = 0

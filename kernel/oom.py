@@ -6,8 +6,8 @@ things lead here:
 
     preempt   a context that runs needs a frame, and nobody may be dropped: somebody is ended at once
     the fuse  the first in a queue waits for frames, and its device has done nothing, for `oom.after_ms`.  First everything
-              that may be dropped is, without saving what would be computed again; only when that has not helped for as
-              long again is somebody ended
+              that may be dropped is, without saving what would be computed again; only when there is nothing left to drop, for as long
+              again, is somebody ended
 
 The score, 0..2000, is the share of the device's frames that ending the process would give back (proportional set size, in
 permille), 5 a step of nice, less a point per minute of age up to 50, plus `oom_score_adj`; -1000 is never ended.  As in
@@ -74,14 +74,14 @@ class Oom:
 
     def _blow(self, scheduler: Scheduler, waits: Context) -> None:
         after_ms = self._m.sysctl.after_ms
-        if not self._tried:
+        frames = scheduler.pager.drop_all_but(waits)
+        if frames:
+            self._m.count("oom_dropped_frames", frames)
+            why = f"context {waits.cid} has waited {after_ms} ms for frames and nothing runs"
+            self._m.log("warning", f"{self._name()}: {why}: {frames} frames are taken from all others")
+            self._go_on(scheduler, waits)
+        if frames or not self._tried:
             self._tried = "dropped"
-            frames = scheduler.pager.drop_all_but(waits)
-            if frames:
-                self._m.count("oom_dropped_frames", frames)
-                why = f"context {waits.cid} has waited {after_ms} ms for frames and nothing runs"
-                self._m.log("warning", f"{self._name()}: {why}: {frames} frames are taken from all others")
-                self._go_on(scheduler, waits)
         elif self.end_one(waits):
             self._go_on(scheduler, waits)
         elif self._tried != "said":
@@ -96,21 +96,23 @@ class Oom:
         scheduler.run()
 
     def end_one(self, waits: Context | None) -> bool:
-        """End the process whose end helps, with the highest score, but not that of `waits`.  False: there is none."""
+        """End the process whose end helps, with the highest score, but not that of `waits`.  False: there is
+        none, or all of them together do not have enough."""
         m = self._m
         core = m.core
         need = 1
         if waits is not None:
             frames = -(-core.slot_row(waits.slot).tokens // m.config.block_tokens) - core.slot_row(waits.slot).entries
             need = max(1, frames - core.free_frames(self._device) - core.reclaimable_frames(self._device))
-        found = []
+        found, total = [], 0
         for process in m.processes.values():
             if process.oom_score_adj == NEVER or process.zombie or (waits is not None and process is waits.process):
                 continue
             gives = sum(self._gives(c) for c in process.contexts.values())
+            total += gives
             if gives:
                 found.append((gives >= need, score(m, process), process.pid, process))
-        if not found:
+        if not found or total < need:
             return False
         victim = max(found)[3]
         self._end(victim, waits)

@@ -22,6 +22,7 @@ MAX_REQUESTS: Final = 4096  # requests outstanding on one connection
 MAX_NAME_CHARS: Final = 128  # characters in a name: of a process, a context, a snapshot
 MAX_SNAPSHOT_CONTEXTS: Final = 1024  # contexts in one snapshot
 DMESG_ENTRIES: Final = 1024  # ring of kernel messages
+RETRY_MS: Final = 1000  # to come again after an EAGAIN, where nothing has been measured
 NICE_MIN: Final = -20
 NICE_MAX: Final = 19
 NICE_JOBS: Final = 64  # later jobs that may overtake a job, per step of nice between them: nobody waits for ever

@@ -10,6 +10,7 @@ from attnix.kernel.context import Context
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno, Panic
 from attnix.kernel.events import Timer
+from attnix.kernel.ids import Cid
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
 S, MINUTE = 1_000_000_000, 60_000_000_000
@@ -99,7 +100,7 @@ def stuck(**more: object) -> tuple[SimulatedSystem, SimulatedClient, int, Simula
     old.call("append", ctx, ints(range(16)))
     system.run()
     old.call("demote", ctx, "nvme")
-    system.core.evict(1, system.core.log_blocks(system.kernel.machine.contexts[1].slot))
+    system.core.evict(1, system.core.log_blocks(system.kernel.machine.contexts[Cid(1)].slot))
     old.post("append", ctx, ints(range(16, 19)))
     first = old.post("generate", ctx, 3)
     assert system.pending[NVME] and not system.pending[0], "it waits for the nvme"
@@ -211,7 +212,7 @@ def test_when_nobodys_end_would_give_a_frame_back_nobody_is_ended_and_it_is_said
     old.call("append", ctx, ints(range(32)))
     system.run()
     old.call("demote", ctx, "nvme")
-    system.core.evict(1, system.core.log_blocks(system.kernel.machine.contexts[1].slot))
+    system.core.evict(1, system.core.log_blocks(system.kernel.machine.contexts[Cid(1)].slot))
     first = old.post("generate", ctx, 1)
     assert system.pending[NVME] and system.available() == 0
     other = young.call("alloc_context").ctx
