@@ -93,16 +93,16 @@ class Kernel:
         self._handlers[type(event)](event)
         if m.errands.open:
             m.errands.run()
+        busy = m.psi.busy
         for scheduler in m.schedulers:
             if scheduler.queue or scheduler.decoding:
                 scheduler.run()
+                busy = True
         if m.errands.open:
             m.errands.run()  # a job that ended just now is what some wait for, and the next event may be hours away
         if m.tiers.exist:
             m.tiers.ahead()
-        busy = any(s.queue or s.decoding for s in m.schedulers)
-        if busy or m.psi.busy:  # also once when it is over
-            m.psi.busy = busy
+        if busy:
             self._account()
         if m.names.changed:
             m.names.flush()
@@ -111,6 +111,7 @@ class Kernel:
     def _account(self) -> None:
         """Who waits for frames, and since when."""
         m = self.machine
+        m.psi.busy = any(s.queue or s.decoding for s in m.schedulers)  # if not, this was the last look
         for scheduler in m.schedulers:
             scheduler.backlog.look()
             scheduler.oom.look()

@@ -108,9 +108,7 @@ def poisson(setup: Setup, rate_s: float) -> list[Request]:
     draw = random.Random(f"{setup.seed} {rate_s}")
     at_s, made = 0.0, []
     while (at_s := at_s + draw.expovariate(rate_s)) < setup.seconds:
-        made.append(
-            Request(round(at_s * 1e9), lengths(draw, setup.prompt_tokens), lengths(draw, setup.output_tokens))
-        )
+        made.append(Request(round(at_s * 1e9), lengths(draw, setup.prompt_tokens), lengths(draw, setup.output_tokens)))
     return made
 
 
@@ -238,7 +236,9 @@ class Machine:
 def capacity_s(setup: Setup, profile: Profile, requests: int = 300) -> float:
     """Requests per second when there are always more."""
     draw = random.Random(f"{setup.seed} capacity")
-    asked = [Request(0, lengths(draw, setup.prompt_tokens), lengths(draw, setup.output_tokens)) for _ in range(requests)]
+    asked = [
+        Request(0, lengths(draw, setup.prompt_tokens), lengths(draw, setup.output_tokens)) for _ in range(requests)
+    ]
     machine = Machine(setup, profile, requests + 8, {})
     machine.run(asked)
     ends = sorted(s.end_ns for s in machine.served)

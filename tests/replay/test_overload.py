@@ -10,7 +10,14 @@ from attnix.replay.profile import PROFILES
 from attnix.study_overload import LOADS, Setup, capacity_s, main, overload, poisson, quantile
 
 SETUP = Setup(
-    profile="laptop", seconds=600, prompt_tokens=1200, output_tokens=40, contexts=8, step_tokens=512, ttft_s=20, tpot_s=2
+    profile="laptop",
+    seconds=600,
+    prompt_tokens=1200,
+    output_tokens=40,
+    contexts=8,
+    step_tokens=512,
+    ttft_s=20,
+    tpot_s=2,
 )
 PROFILE = PROFILES["laptop"]
 
