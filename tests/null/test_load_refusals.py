@@ -71,7 +71,7 @@ def test_slots_by_number() -> None:
     client.call("fork", ctx, 2)
     system.run()
     for call in (("alloc_context",), ("score", ctx, ints([1])), ("spawn", "x", 0, ctx)):
-        said = refused(client, *call)  # type: ignore[arg-type]
+        said = refused(client, *call)
         assert (said.code, said.detail["wanted"], said.detail["free"]) == (E.ENOMEM, 1, 0)
 
 

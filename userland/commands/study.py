@@ -102,7 +102,7 @@ def overload(
     found = json.loads(printed)
     show(
         f"{profile} with {count(found['frames'])} frames: capacity {found['capacity_s']:.2f} requests/s of {prompt_tokens} + "
-        f"{output_tokens} tokens; {seconds:.0f} s of each load; good: first token in {ttft:g} s, each later one in {tpot:g} s"
+        f"{output_tokens} tokens; {seconds:.0f} s of each load\ngood: first token in {ttft:g} s, each later one in {tpot:g} s"
     )
     for controlled in sorted({row["controlled"] for row in found["rows"]}, reverse=True):
         rows = [row for row in found["rows"] if row["controlled"] is controlled]
@@ -111,7 +111,7 @@ def overload(
         best = max(row["good_s"] for row in rows) or 1.0
         show(f"at {rows[-1]['load']:g}x: {rows[-1]['good_s'] / best:.1%} of the best goodput")
     show(
-        "TTFT, TPOT of what was served; TAKEN: running contexts that lost their frames; RETRY: when the refused were told to come again (median)"
+        "TTFT, TPOT of what was served; TAKEN running contexts that lost their frames; RETRY median of what the refused were told"
     )
 
 
