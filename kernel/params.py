@@ -11,6 +11,7 @@ BLOCK_TOKENS: Final = 16  # tokens per block, boot option
 MAX_DEVICES: Final = 8  # compute devices and tiers together
 MAX_CONTEXTS: Final = 4096  # context slots, boot option
 MAX_PROCESSES: Final = 65536  # live processes
+MAX_GROUPS: Final = 1024  # groups with a process, a frame or a limit, nobody's included (also in csrc/state.h)
 MAX_FORK: Final = 1024  # contexts made by one fork
 MAX_STOP_TOKENS: Final = 8  # stop token ids of one generation
 MAX_STOP_STRINGS: Final = 16  # stop strings of one generation
