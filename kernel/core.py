@@ -453,6 +453,12 @@ class Core:
     def unrestrict(self) -> None:
         lib.core_unrestrict(self._c)
 
+    def owners(self, device: int, blocks: Sequence[int]) -> list[int]:
+        return self._list(lib.core_owners(self._c, device, *_ints(blocks)))
+
+    def group_tree(self) -> list[int]:
+        return self._list(lib.core_group_tree(self._c))
+
     def disown(self, device: int, group: int) -> int:
         return self._checked(lib.core_disown(self._c, device, group))
 

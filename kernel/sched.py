@@ -19,7 +19,7 @@ from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
 from .pager import Pager
-from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
+from .records import BLOCKED_BY_LOAD, OK, PREFILL
 from .tag import GATE
 
 if TYPE_CHECKING:
@@ -121,10 +121,7 @@ class Scheduler:
             plan = self._core.plan(device.index, limit, b"".join(chunks))
             if plan.status == OK:
                 break
-            if plan.status == EVICT:
-                self._waits = not self.pager.evict(plan.shortage_frames)
-            elif plan.status == NOROOM:
-                self._waits = not self._find_room(plan.shortage_frames)
+            self._waits = not self.pager.grow(plan)
             if self._waits:
                 return False  # who was preempted for this must not be admitted again before that
         if not plan.sequences:
@@ -137,11 +134,6 @@ class Scheduler:
         self._m.count("passes")
         self._m.emit(device.flight)
         return True
-
-    def _find_room(self, shortage_frames: int) -> bool:
-        """False: not yet, a transfer is to end."""
-        pager = self.pager
-        return pager.make_room(shortage_frames) or (not pager.waits and pager.preempt(shortage_frames))
 
     def gates_passed(self) -> None:
         """The pass in flight has ended well: what it followed has landed, though its driver may not have said so yet."""
@@ -164,13 +156,19 @@ class Scheduler:
     def _admit(self) -> None:
         """Give frames to those that wait, oldest first, until one does not fit: then nobody overtakes it."""
         active = -1
+        limited: list[int] = []  # groups at a limit of their own: that holds up nobody else
         for context in self.queue:
             if context.admitted or self._core.in_flight(context.slot):
+                continue
+            if limited and any(context.process.group.within(number) for number in limited):
                 continue
             if active < 0:
                 active = self.active()
             if not self.pager.admit(context, active):
-                return
+                if not self.pager.over or context.job is None:
+                    return
+                limited.append(self.pager.over)
+                continue
             active += 1
 
     def _chunks(self) -> list[bytes]:

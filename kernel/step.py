@@ -201,6 +201,8 @@ class Kernel:
         m = self.machine
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
+        if m.groups.rated:
+            m.groups.due()
         m.errands.due()
 
     def _bug(self, event: Bug) -> None:
@@ -378,6 +380,8 @@ class Kernel:
         for slot, reason in commit.finished:
             context = m.by_slot[slot]
             m.finish(context, _REASON[reason])
+        if m.groups.rated:
+            m.groups.passed()
         m.after_pass()
         self._settle()
 

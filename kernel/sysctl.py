@@ -38,8 +38,13 @@ _CHOICES: dict[str, tuple[str, str]] = {
         "write",
         "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits",
     ),
+    "domain.public": (
+        "public",
+        "whose contexts may share prefixes with any user's (each asks for it): nobody, owner (the daemon's user), all",
+    ),
 }
 _WRITE = ("back", "through", "selective")
+_PUBLIC = ("nobody", "owner", "all")
 
 
 @dataclass(slots=True)
@@ -58,6 +63,7 @@ class Sysctl:
     policy_nvme: str = ""
     policy_remote: str = ""
     write: str = "back"
+    public: str = "nobody"
 
     def policy_of(self, tier: str) -> str:
         """Name of the eviction policy in force there."""
@@ -80,7 +86,8 @@ class Sysctl:
         """EINVAL: wrong type or out of bounds (both named)."""
         self.rows(name)
         if name in _CHOICES:
-            allowed = _WRITE if name == "tier.write" else registry.names() + (("",) if name != "evict.policy" else ())
+            policies = registry.names() + (("",) if name != "evict.policy" else ())
+            allowed = {"tier.write": _WRITE, "domain.public": _PUBLIC}.get(name, policies)
             if value not in allowed:
                 raise Errno(
                     E.EINVAL, f"{name} is one of {', '.join(a or '(empty)' for a in allowed)}, not {value!r}", name=name

@@ -11,7 +11,7 @@ Group 0 is nobody: it has no account and no limits.  Groups are numbers here; th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .errors import Panic
 from .params import MAX_DEVICES, MAX_GROUPS
@@ -78,6 +78,18 @@ class TwinGroups(TwinTables):
 
     def unrestrict(self) -> None:
         self._restricted = None
+
+    def owners(self, device: int, blocks: Sequence[int]) -> list[int]:
+        """Owner of each block's frame on the device; 0 where it has none."""
+        pool = self._pool(device)
+        if any(not 0 <= b < len(self._blocks) for b in blocks):
+            raise ValueError("core: owners names a block that does not exist")
+        frames = [self._blocks[b].copies[device] for b in blocks]
+        return [pool.frames[f].owner if f >= 0 else 0 for f in frames]
+
+    def group_tree(self) -> list[int]:
+        """Per group, by number, the one that contains it."""
+        return [self._above[g] for g in range(len(self._above))]
 
     def disown(self, device: int, group: int) -> int:
         """Frames that are charged to the group, which none of its slots maps and another group's slot does, are charged to that
@@ -173,6 +185,11 @@ class TwinGroups(TwinTables):
         """One frame more is within what it, or a group that contains it, is guaranteed."""
         return any(self._account(device, g)[_USED] < self._account(device, g)[_SOFT] for g in self._chain(group))
 
+    def _guarded(self, soft: int, group: int, requester: int) -> bool:
+        """What the group is guaranteed may not go for `requester`: sub-groups are guaranteed something among their like only."""
+        above = self._above[group]
+        return bool(soft) and not self._within(requester, group) and (not above or self._within(requester, above))
+
     def _may_go(self, pool: PoolState, frame: FrameState) -> bool:
         """May it leave the device in the eviction that is under way?"""
         if self._restricted is None:
@@ -182,7 +199,7 @@ class TwinGroups(TwinTables):
             return False
         for g in self._chain(frame.owner):
             used, _, soft, _ = self._account(pool.device, g)
-            if soft and used <= soft and not self._within(requester, g):
+            if used <= soft and self._guarded(soft, g, requester):
                 return False
         return True
 
@@ -194,7 +211,7 @@ class TwinGroups(TwinTables):
                 continue
             used, reclaimable, soft, _ = self._account(pool.device, g)
             kept = kept_below.get(g, 0)
-            if soft and not self._within(group, g):
+            if self._guarded(soft, g, group):
                 kept += max(0, reclaimable - kept - max(0, used - soft))
             above = self._above[g]
             if above:

@@ -447,7 +447,7 @@ class TwinTiers(TwinAdmission):
             state ^= state << 17 & 0xFFFFFFFFFFFFFFFF
             f = (state >> 32) * n >> 32
             frame = pool.frames[f]
-            if frame.stamp and frame.wired == 0 and f not in seen and self._blocks[frame.block].children[device] == 0:
+            if self._can_go(pool, f) and f not in seen and self._blocks[frame.block].children[device] == 0:
                 seen.add(f)
                 found.append(frame.block)
         return found

@@ -123,6 +123,8 @@ int32_t core_frame_owners(Core *core, int32_t device);
 int32_t core_spare_frames(Core *core, int32_t device, int32_t group);
 int32_t core_restrict(Core *core, int32_t requester, int32_t only);
 void core_unrestrict(Core *core);
+int32_t core_owners(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks);
+int32_t core_group_tree(Core *core);
 int32_t core_disown(Core *core, int32_t device, int32_t group);
 int32_t core_residency(Core *core, int32_t slot);
 int32_t core_loading(Core *core, int32_t slot);

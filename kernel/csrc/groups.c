@@ -23,6 +23,12 @@ bool entitled(const Core *core, int32_t device, int32_t group) {
     return false;
 }
 
+/* What the group is guaranteed may not go for `requester`: sub-groups are guaranteed something among their like only. */
+static bool guarded(const Core *core, int32_t device, int32_t group, int32_t requester) {
+    return core->accounts[device][group].soft && !within(core, requester, group) &&
+           (!core->above[group] || within(core, requester, core->above[group]));
+}
+
 /* May a block of `owner` leave the device in the eviction that is under way? */
 bool may_go(const Core *core, int32_t device, int32_t owner) {
     if (!core->restricted) return true;
@@ -30,7 +36,7 @@ bool may_go(const Core *core, int32_t device, int32_t owner) {
     if (!core->nsoft[device]) return true;
     for (int32_t g = owner; g; g = core->above[g]) {
         const Account *account = &core->accounts[device][g];
-        if (account->soft && account->used <= account->soft && !within(core, core->requester, g)) return false;
+        if (account->used <= account->soft && guarded(core, device, g, core->requester)) return false;
     }
     return true;
 }
@@ -47,7 +53,7 @@ int32_t spare_frames(Core *core, int32_t device, int32_t group) {
             const Account *account = &core->accounts[device][g];
             if ((round == 0) != (core->above[g] != 0)) continue;
             int32_t kept = core->need[g], could = account->reclaimable - kept;
-            if (account->soft && !within(core, group, g)) {
+            if (guarded(core, device, g, group)) {
                 int32_t over = account->used > account->soft ? account->used - account->soft : 0;
                 if (could > over) kept += could - over;
             }
@@ -141,6 +147,23 @@ static void mark_rows(Core *core, int32_t device, int32_t group, uint8_t mark) {
         if (!slot->used || slot->device != device || !within(core, slot->group, group)) continue;
         for (int32_t i = 0; i < slot->nframes; i++) core->pools[device].frames[slot->frames[i]].mark = mark;
     }
+}
+
+int32_t core_owners(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks) {
+    CHECK_DEVICE(core, device);
+    CHECK_BLOCKS(core, blocks, nblocks, "owners");
+    TRY(reserve_list(core, (size_t)nblocks));
+    for (int32_t k = 0; k < nblocks; k++) {
+        int32_t f = core->blocks[blocks[k]].copies[device];
+        core->out.list[k] = f >= 0 ? core->pools[device].frames[f].owner : 0;
+    }
+    return core->out.nlist = nblocks;
+}
+
+int32_t core_group_tree(Core *core) {
+    TRY(reserve_list(core, (size_t)core->ngroups));
+    for (int32_t g = 0; g < core->ngroups; g++) core->out.list[g] = core->above[g];
+    return core->out.nlist = core->ngroups;
 }
 
 int32_t core_disown(Core *core, int32_t device, int32_t group) {

@@ -234,16 +234,17 @@ class CoreMachine(RuleBasedStateMachine):
             return self.make_room(device, result.shortage_frames)
         self.cores.restrict(result.group, result.group if own else 0)
         kept = {g: self.twin.account(device, g) for g in GROUPS}
-        short = result.shortage_frames
+        short: int = result.shortage_frames
         while short > 0 and (victims := self.cores.evictable(device, self.cores.oldest(device, 99), short)):
-            done = self.cores.evict(device, victims)
+            done: int = self.cores.evict(device, victims)
             if not done:
                 break
             short -= done
         for g, before in kept.items():
             now = self.twin.account(device, g).used
             inside = result.group in (g, *(x for x, above in GROUPS.items() if above == g))
-            assert inside or now >= min(before.used, before.soft), f"group {g} is below its guarantee"
+            foreign = GROUPS[g] and GROUPS[g] not in (result.group, GROUPS.get(result.group))
+            assert inside or foreign or now >= min(before.used, before.soft), f"group {g} is below its guarantee"
             assert not own or inside or now == before.used or GROUPS[g] == result.group, "others paid"
         self.cores.unrestrict()
         return short <= 0
@@ -273,6 +274,8 @@ class CoreMachine(RuleBasedStateMachine):
         if data.draw(st.booleans()):
             self.cores.evict(device, blocks)
         self.cores.unrestrict()
+        self.cores.owners(device, blocks)
+        assert self.cores.group_tree() == [0, *GROUPS.values()]
 
     def disown(self, data: st.DataObject) -> None:
         self.cores.disown(data.draw(st.integers(0, len(self.capacities) - 1)), data.draw(st.integers(0, 4)))
