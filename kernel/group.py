@@ -17,6 +17,7 @@ when it is first named until nothing is left of it: no process, no frame, no lim
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ DEFAULT_WEIGHT: Final = 100  # share of a group that nobody gave another
 MAX_WEIGHT: Final = 10_000
 TIERS: Final = ("hbm", "dram", "nvme")
 RESOURCES: Final = (*TIERS, "contexts", "tokens_s")
+_WHOLE: Final = 2 | 4  # flags of CoreApi.pagemap: indexed and valid
 MAX_LIMIT: Final = (1 << 31) - 1
 
 
@@ -187,13 +189,16 @@ class Groups:
     def limited(self, device: Device) -> bool:
         return any(g.hard(device.tier) for g in self._groups.values())
 
-    def fair_game(self, group: Group, requester: int, device: int) -> bool:
-        """May frames of this group's contexts be taken for another group?"""
+    def fair_game(self, context: Context, requester: int) -> bool:
+        """May the context's frames be taken for another group?  What is not whole yet is lost with them, the rest is cache."""
         if not self.guaranteed:
             return True
-        for g in group.chain():
-            account = self._core.account(device, g.number)
-            if account.soft and account.used <= account.soft and self._guarded(g, requester):
+        _, _, _, sharers, flags, _ = self._core.pagemap(context.slot)
+        pairs = zip(array("i", sharers), flags, strict=True)
+        lost = max(1, sum(1 for n, flag in pairs if n == 1 and flag & _WHOLE != _WHOLE))
+        for g in context.process.group.chain():
+            account = self._core.account(context.device, g.number)
+            if account.soft and account.used - lost < account.soft and self._guarded(g, requester):
                 return False
         return True
 

@@ -303,8 +303,7 @@ class Pager:
 
     def _fair(self, victims: Iterable[Context], requester: int) -> Iterator[Context]:
         """Those of them that may lose frames for a group."""
-        groups, index = self._m.groups, self._device.index
-        return (c for c in victims if groups.fair_game(c.process.group, requester, index))
+        return (c for c in victims if self._m.groups.fair_game(c, requester))
 
     def _drop_some(self, victims: Iterable[Context], shortage_frames: int, why: str, only: int = 0) -> bool:
         """Drop contexts in this order until `shortage_frames` more are available.  False: none could be dropped."""

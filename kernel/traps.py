@@ -462,6 +462,8 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    if length - 1 > m.groups.most_frames(context.process.group, m.devices[context.device])[0] * m.config.block_tokens:
+        check_room(m, context, length)  # a limit was set after it had become so long (the last token needs no frame)
     m.names.began(context, args, length)
     begin_generation(m, connection, call, context, args, length)
 
