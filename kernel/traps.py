@@ -141,8 +141,11 @@ def computable(m: Machine, context: Context) -> None:
 
 
 def unhold(m: Machine, context: Context) -> None:
-    if context.job is not None and not m.held(context) and not context.job.ending:
-        m.schedulers[context.device].add(context)
+    """Its job goes on, if nothing else holds it; one that nothing had held (SIGCONT of a process that runs) stays where it is."""
+    scheduler = m.schedulers[context.device]
+    job = context.job
+    if job is not None and not m.held(context) and not job.ending and context.slot not in scheduler.decoding:
+        scheduler.add(context)
 
 
 def check_tokens(m: Machine, tokens: bytes) -> int:
