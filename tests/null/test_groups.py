@@ -234,7 +234,16 @@ def test_who_may_set_and_see_what(system: SimulatedSystem) -> None:
     names = [row.name for row in owner.call("groups").rows]
     assert names == ["uid:0", "uid:1000", "uid:1001", "uid:1001/a"]
     refused(client, E.ENOENT, "groups", "uid:1001/never")
-    for name in ("uid:01", "uid:-1", "uid:x", "1001", "uid:1001/", "uid:1001/a/b", "uid:1001/" + "x" * 60, "uid:1001/\n"):
+    for name in (
+        "uid:01",
+        "uid:-1",
+        "uid:x",
+        "1001",
+        "uid:1001/",
+        "uid:1001/a/b",
+        "uid:1001/" + "x" * 60,
+        "uid:1001/\n",
+    ):
         refused(root, E.EINVAL, "setlimit", name, "hbm", -1, 3)
 
 

@@ -234,6 +234,8 @@ def test_groups(machine: type[GroupsMachine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
