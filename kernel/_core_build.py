@@ -12,7 +12,18 @@ from pathlib import Path
 import cffi
 
 CSRC = "src/attnix/kernel/csrc"
-SOURCES = ["core.c", "index.c", "frames.c", "slots.c", "mapping.c", "passes.c", "tiers.c", "tell.c", "look.c"]
+SOURCES = [
+    "core.c",
+    "index.c",
+    "frames.c",
+    "slots.c",
+    "mapping.c",
+    "passes.c",
+    "tiers.c",
+    "tell.c",
+    "look.c",
+    "groups.c",
+]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
 
 _header = Path(__file__).resolve().with_name("csrc") / "core.h"

@@ -19,12 +19,12 @@ from .batch import SEQ_BYTES
 from .coreapi import check_shape
 from .errors import Panic
 from .geometry import RowLayout
-from .records import OK, PREFILL, Admit, Advance, Commit, Counters, Plan, SlotRow
+from .records import OK, PREFILL, Account, Admit, Advance, Commit, Counters, Plan, SlotRow
 
 _ROOT_BYTES: Final = 16
 _COUNTERS: Final = len(Counters._fields)
 _ROW_FIELDS: Final = len(SlotRow._fields)
-_NUMBERS: Final = 13  # int32 fields of CoreOut from `status` to `nlist`
+_NUMBERS: Final = 14  # int32 fields of CoreOut from `status` to `nlist`
 
 _new = tuple.__new__
 _unpack = ffi.unpack
@@ -146,7 +146,7 @@ class Core:
         code = _admit(self._c, s, reserve_frames, sources, first_load, partial_tokens)
         if code < 0:
             raise self._error(code)
-        return _new(Admit, _unpack(self._numbers, 5))
+        return _new(Admit, _unpack(self._numbers, 6))
 
     def loads(self) -> list[int]:
         return self._list(lib.core_loads(self._c))
@@ -202,11 +202,11 @@ class Core:
         code = _plan(self._c, device, max_sequences, prefill, count)
         if code < 0:
             raise self._error(code)
-        status, shortage, _, _, _, sequences, histories, samples, ntokens, ncopies, _, _, _ = _unpack(
+        status, shortage, _, _, _, group, sequences, histories, samples, ntokens, ncopies, _, _, _ = _unpack(
             self._numbers, _NUMBERS
         )
         if status != OK:
-            return Plan(status, shortage, 0, b"", b"", b"", 0, 0)
+            return Plan(status, shortage, 0, b"", b"", b"", 0, 0, group)
         out = self._out
         return Plan(
             OK, 0, sequences, _buffer(out.seqs, SEQ_BYTES * sequences)[:] if sequences else b"",
@@ -366,11 +366,11 @@ class Core:
     def unclaim(self, device: int, f: int) -> None:
         self._checked(lib.core_unclaim(self._c, device, f))
 
-    def adopt(self, device: int, f: int, domain: int, root: bytes, parent: int, tokens: bytes) -> int:
+    def adopt(self, device: int, f: int, domain: int, root: bytes, parent: int, tokens: bytes, group: int = 0) -> int:
         if len(root) != _ROOT_BYTES:
             raise ValueError(f"core: a root key has 16 bytes, not {len(root)}")
         return self._checked(
-            lib.core_adopt(self._c, device, f, domain, root, parent, tokens, _count_tokens(tokens))
+            lib.core_adopt(self._c, device, f, domain, root, parent, tokens, _count_tokens(tokens), group)
         )  # fmt: skip
 
     def residency(self, s: int) -> bytes:
@@ -428,6 +428,44 @@ class Core:
 
     def ghosts(self) -> int:
         return int(lib.core_ghosts(self._c))
+
+    # -- groups ---------------------------------------------------------------------------------------------------
+
+    def define_group(self, group: int, above: int) -> None:
+        self._checked(lib.core_define_group(self._c, group, above))
+
+    def set_group(self, s: int, group: int) -> None:
+        self._checked(lib.core_set_group(self._c, s, group))
+
+    def set_bounds(self, device: int, group: int, soft: int, hard: int) -> None:
+        self._checked(lib.core_set_bounds(self._c, device, group, soft, hard))
+
+    def account(self, device: int, group: int) -> Account:
+        return Account(*self._list(lib.core_account(self._c, device, group)))
+
+    def served(self, group: int) -> int:
+        return int(lib.core_served(self._c, group))
+
+    def frame_owners(self, device: int) -> bytes:
+        return self._bytes(lib.core_frame_owners(self._c, device))
+
+    def spare_frames(self, device: int, group: int) -> int:
+        return self._checked(lib.core_spare_frames(self._c, device, group))
+
+    def restrict(self, requester: int, only: int) -> None:
+        self._checked(lib.core_restrict(self._c, requester, only))
+
+    def unrestrict(self) -> None:
+        lib.core_unrestrict(self._c)
+
+    def owners(self, device: int, blocks: Sequence[int]) -> list[int]:
+        return self._list(lib.core_owners(self._c, device, *_ints(blocks)))
+
+    def group_tree(self) -> list[int]:
+        return self._list(lib.core_group_tree(self._c))
+
+    def disown(self, device: int, group: int) -> int:
+        return self._checked(lib.core_disown(self._c, device, group))
 
     def _bytes(self, count: int) -> bytes:
         n = self._checked(count)

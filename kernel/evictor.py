@@ -53,9 +53,28 @@ class Evictor:
             free += self.free(want_frames - free)
         return free
 
-    def free(self, want_frames: int) -> int:
+    def free(self, want_frames: int, requester: int = 0, only: int = 0) -> int:
         """Evict up to `want_frames` reclaimable blocks; how many went.  Demotions are begun for the rest: fewer than wanted
-        and `leaving` above 0 means that waiting helps."""
+        and `leaving` above 0 means that waiting helps.
+
+        requester  group (its number) that wants the frames: what others are guaranteed stays.  0: nobody's in particular
+        only       group whose blocks alone may go, since it is at its limit; 0: anybody's
+        """
+        groups = self._m.groups
+        before = groups.restrict((requester, only))
+        freed = self._free(want_frames)
+        groups.restrict(before)
+        return freed
+
+    def drop(self, want_frames: int, only: int) -> int:
+        """The same at once and without copies, of one group alone."""
+        groups = self._m.groups
+        before = groups.restrict((only, only))
+        freed = self._drop(want_frames)
+        groups.restrict(before)
+        return freed
+
+    def _free(self, want_frames: int) -> int:
         index = self._device.index
         keepers = self._m.tiers.keepers(self._device)
         if not keepers:
@@ -164,10 +183,18 @@ class Evictor:
         if below is None:
             return self._evict(dirty, want_frames, "no slower tier can take it")
         freed = 0
+        over = self._over_limit(below, dirty) if m.groups.limited(below) else []
+        if over:
+            freed = self._evict(over, want_frames, f"its group is at its limit in {below.name}")
+            m.count("dropped_blocks", freed)
+            dirty = [b for b in dirty if b not in set(over)]
+            if not dirty:
+                return freed
         refused = self._not_for(below, dirty)
         if refused:  # asking again and again would keep both sides busy for nothing
-            freed = self._evict(refused, want_frames, f"{below.name} did not take it")
-            m.count("dropped_blocks", freed)
+            gone = self._evict(refused, want_frames - freed, f"{below.name} did not take it")
+            m.count("dropped_blocks", gone)
+            freed += gone
             self._refused.difference_update(m.tiers.lacking(refused, 1 << device.index))
             dirty = [b for b in dirty if b not in set(refused)]
         cheap, numbers = self._cheaper_to_compute(dirty, below) if freed < want_frames else ([], "")
@@ -200,6 +227,24 @@ class Evictor:
             m.count("dropped_blocks", gone)
             freed += gone
         return freed
+
+    def _over_limit(self, below: Device, blocks: list[int]) -> list[int]:
+        """Those that their owner's limit keeps out of the tier below, after it has let go of what it had there before."""
+        m, over = self._m, []
+        owners = self._core.owners(self._device.index, blocks)
+        mine: dict[int, list[int]] = {}
+        for block, owner in zip(blocks, owners, strict=True):
+            mine.setdefault(owner, []).append(block)
+        for owner, theirs in mine.items():
+            group = m.groups.numbered(owner)
+            room = len(theirs)
+            for g in group.chain() if group is not None else ():
+                account = self._core.account(below.index, g.number)
+                if account.hard and account.used + room > account.hard:
+                    m.tiers.evictors[below.index].free(account.used + room - account.hard, owner, g.number)
+                    room = min(room, account.hard - self._core.account(below.index, g.number).used)
+            over += theirs[max(0, room) :]
+        return over
 
     def _cheaper_to_compute(self, blocks: list[int], below: Device) -> tuple[list[int], str]:
         """Those of them, and the numbers that say so, if they are known."""

@@ -25,13 +25,31 @@ def fsck(m: Machine) -> list[str]:
     problems += m.names.problems()
     problems += m.lifetimes.problems()
     problems += m.interrupts.problems()
+    problems += _groups(m)
+    return problems
+
+
+def _groups(m: Machine) -> list[str]:
+    """I8, of what is counted by name."""
+    problems: list[str] = []
+    for group in m.groups:
+        contexts = sum(1 for c in m.contexts.values() if c.process.group.within(group.number))
+        processes = sum(1 for p in m.processes.values() if p.group is group)
+        if (contexts, processes) != (group.contexts, group.processes):
+            problems.append(
+                f"I8: group {group.name} has {contexts} contexts and {processes} processes, and counts {group.contexts} and "
+                f"{group.processes}"
+            )
+        limit = group.hard("contexts")
+        if limit and contexts > limit:
+            problems.append(f"I8: group {group.name} has {contexts} contexts and may have {limit}")
     return problems
 
 
 def fsck_core(
     core: CoreApi, capacities: list[int], block_tokens: int, wires: Sequence[tuple[int, int]] = ()
 ) -> list[str]:
-    """I1-I6, over the tables of the core.  wires: (device, frame), once per transfer under way that reads or writes it."""
+    """I1-I6 and I8, over the tables of the core.  wires: (device, frame), once per transfer under way that reads or writes it."""
     problems: list[str] = []
     parents, domains, depths, _, indexed, keys, copies_raw, children_raw, family_raw = core.block_table()
     parent, depth, copies = array("i", parents), array("i", depths), array("i", copies_raw)
@@ -99,6 +117,35 @@ def fsck_core(
             if len(core.block_tokens_of(b)) != 4 * block_tokens:
                 problems.append(f"I6: block {b} is indexed without its tokens")
     _ = domains
+    for d in range(devices):
+        problems += _accounts(core, d)
+    return problems
+
+
+def _accounts(core: CoreApi, d: int) -> list[str]:
+    """I8: what each group is charged is what it owns, and no more than it may."""
+    problems: list[str] = []
+    above = core.group_tree()
+    used: Counter[int] = Counter()
+    reclaimable: Counter[int] = Counter()
+    state, _, _, _, stamp_raw, _ = core.frame_table(d)
+    for f, (owner, stamp) in enumerate(zip(array("H", core.frame_owners(d)), array("Q", stamp_raw), strict=True)):
+        if owner and (state[f] == FREE or owner >= len(above)):
+            problems.append(f"I8: frame {f} of device {d} is charged to group {owner}, which cannot be")
+            continue
+        while owner:
+            used[owner] += 1
+            reclaimable[owner] += stamp > 0
+            owner = above[owner]
+    for g in range(1, len(above)):
+        account = core.account(d, g)
+        if (account.used, account.reclaimable) != (used[g], reclaimable[g]):
+            problems.append(
+                f"I8: group {g} owns {used[g]} frames of device {d}, {reclaimable[g]} of them reclaimable, and is charged "
+                f"{account.used} and {account.reclaimable}"
+            )
+        if account.hard and used[g] > account.hard:
+            problems.append(f"I8: group {g} owns {used[g]} frames of device {d} and may have {account.hard}")
     return problems
 
 

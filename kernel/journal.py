@@ -39,6 +39,8 @@ class ContextRecord(NamedTuple):
     session: str
     generation: Generation | None = None
     result: GenerateResult | None = None
+    group: str = ""  # "": its uid's, as `domain`
+    domain: str = ""
 
 
 class LogRecord(NamedTuple):

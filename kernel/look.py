@@ -44,6 +44,44 @@ def process_row(m: Machine, process: Process) -> ProcessRow:
     )  # fmt: skip
 
 
+def administers(m: Machine, uid: int) -> bool:
+    return uid in (0, m.config.owner_uid)
+
+
+def alone(m: Machine, uid: int) -> bool:
+    """It may see counts of the whole machine: it administers it, or nobody else is served, whom they could tell about."""
+    return administers(m, uid) or all(p.uid == uid for p in m.processes.values())
+
+
+def own_tier_row(m: Machine, device: Device, uid: int) -> TierRow:
+    """What a device looks like to one of several uids: what others use of it looks free, and how fast it is for them is not said."""
+    row = tier_row(m, device)
+    used, reclaimable, _, hard = m.core.account(device.index, m.groups.of_uid(uid).number)
+    capacity = min(row.capacity_frames, hard or row.capacity_frames)
+    return row._replace(
+        capacity_frames=capacity, free_frames=max(0, capacity - used), reclaimable_frames=reclaimable,
+        mapped_frames=used - reclaimable, wired_frames=0, restarts=0, read_bytes_s=0, write_bytes_s=0, latency_ns=0, read_bytes=0,
+        write_bytes=0, errors=0, corrupt=0, prefill_token_ns=0.0, prefill_pair_ns=0.0, prefill_pass_ns=0.0,
+    )  # fmt: skip
+
+
+def own_vmstat(m: Machine, uid: int) -> dict[str, int]:
+    """Of what the kernel counts, what is about this uid alone."""
+    mine = [p for p in m.processes.values() if p.uid == uid]
+    counts = {
+        "processes": len(mine),
+        "contexts": sum(len(p.contexts) for p in mine),
+        "connections": sum(1 for c in m.connections.values() if c.uid == uid),
+        "computed_tokens": m.core.served(m.groups.of_uid(uid).number),
+    }
+    for device in m.devices:
+        if not device.removed:
+            account = m.core.account(device.index, m.groups.of_uid(uid).number)
+            counts[f"{device.name}_used_frames"] = account.used
+            counts[f"{device.name}_reclaimable_frames"] = account.reclaimable
+    return dict(sorted(counts.items()))
+
+
 def tier_row(m: Machine, device: Device) -> TierRow:
     free = m.core.free_frames(device.index)
     reclaimable = m.core.reclaimable_frames(device.index)

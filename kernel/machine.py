@@ -20,7 +20,7 @@ from .errands import Errands
 from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
-from .group import Groups
+from .group import Group, Groups
 from .growth import Lengths
 from .ids import Cid, Pid, Slot
 from .injected import Injected
@@ -59,7 +59,7 @@ class Machine:
         self.view: KernelView
         self.movers: Movers
         self.tiers = Tiers(self)
-        self.groups = Groups()
+        self.groups = Groups(self)
         self.prefetches = Prefetches(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
@@ -121,17 +121,17 @@ class Machine:
             self.tiers.know_domain(len(self._domains), name, root)
         return self._domains[name]
 
-    def domain_of(self, process: Process) -> tuple[int, bytes]:
-        """The domain a new context of this process shares prefixes in."""
-        return self.domain_for(process.uid, self._next_cid + 1)
+    def domain_of(self, process: Process, name: str = "") -> tuple[int, bytes]:
+        """The domain a new context of this process shares prefixes in: the process's, or another that it may."""
+        return self.domain_for(name or process.domain, self._next_cid + 1)
 
-    def domain_for(self, uid: int, cid: int) -> tuple[int, bytes]:
+    def domain_for(self, name: str, cid: int) -> tuple[int, bytes]:
         if self.config.sharing == "none":
-            number, name = 0x40000000 + cid % 0x3FFFFFFF, f"context:{cid}"
-            root = self.core.hash(encode_identity(self.config.identity, name))
-            self.tiers.know_domain(number, name, root)
+            number, alone = 0x40000000 + cid % 0x3FFFFFFF, f"context:{cid}"
+            root = self.core.hash(encode_identity(self.config.identity, alone))
+            self.tiers.know_domain(number, alone, root)
             return number, root
-        return self.domain(f"uid:{uid}")
+        return self.domain(name)
 
     def last_ids(self) -> tuple[int, int]:
         """The largest pid and cid given so far."""
@@ -145,10 +145,10 @@ class Machine:
         return (c for c in self.contexts.values() if c.device == device)
 
     def held(self, context: Context) -> bool:
-        """Its process is stopped, or its client reads too slowly, or the system sleeps."""
+        """Its process is stopped, or its client reads too slowly, or its group computes too much, or the system sleeps."""
         process = context.process
         connection = self.connections.get(process.conn)
-        return self.asleep or process.stopped or (connection is not None and connection.paused)
+        return self.asleep or process.stopped or process.group.held or (connection is not None and connection.paused)
 
     def reply(self, conn: int, request: int, code: E | int, result: tuple[object, ...] | Detail) -> None:
         """The one place where an outstanding request is answered.  A connection that is gone gets nothing."""
@@ -160,15 +160,21 @@ class Machine:
 
     # -- processes ------------------------------------------------------------------------------------------------
 
-    def new_process(self, connection: Connection, parent: Pid, name: str, nice: int) -> Process:
+    def new_process(
+        self, connection: Connection, parent: Pid, name: str, nice: int, group: Group | None = None, domain: str = ""
+    ) -> Process:
+        """group, domain: those of its parent when they are not given, and without a parent those of the uid."""
+        above = self.processes.get(parent)
+        if group is None:
+            group = above.group if above is not None else self.groups.of_uid(connection.uid)
+        domain = domain or (above.domain if above is not None else f"uid:{connection.uid}")
         name = "".join(c if c.isprintable() else "?" for c in name)  # it will be shown on terminals
         self._next_pid += 1
         if self._next_pid > self.names.pid_mark:
             self.names.reserve()
         pid = Pid(self._next_pid)
-        above = self.processes.get(parent)
-        group = above.group if above is not None else self.groups.of_uid(connection.uid)
-        process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns, group)
+        process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns, group, domain)
+        group.processes += 1
         self.processes[pid] = process
         if parent:
             self.processes[parent].children[pid] = process
@@ -221,7 +227,8 @@ class Machine:
         self.reply(waiter.conn, waiter.request, code, result)
 
     def forget(self, process: Process) -> None:
-        self.processes.pop(process.pid, None)
+        if self.processes.pop(process.pid, None) is not None:
+            process.group.processes -= 1
         parent = self.processes.get(process.parent)
         if parent is not None:
             parent.children.pop(process.pid, None)
@@ -232,13 +239,22 @@ class Machine:
 
     # -- contexts -------------------------------------------------------------------------------------------------
 
-    def new_context(self, process: Process, slot: Slot, device: int, parent: Cid, cid: Cid = Cid(0)) -> Context:  # noqa: B008
-        """cid: the one that it had before a restart; 0: a new one."""
+    def new_context(
+        self,
+        process: Process,
+        slot: Slot,
+        device: int,
+        parent: Cid,
+        cid: Cid = Cid(0),  # noqa: B008
+        domain: str = "",
+    ) -> Context:
+        """cid: the one that it had before a restart; 0: a new one.  domain: when it is not its process's."""
         if not cid:
             self._next_cid += 1
             if self._next_cid > self.names.cid_mark:
                 self.names.reserve()
-        context = Context(cid or Cid(self._next_cid), slot, device, process, parent)
+        context = Context(cid or Cid(self._next_cid), slot, device, process, parent, domain or process.domain)
+        self.groups.joined(context, process.group)
         self.contexts[context.cid] = context
         self.by_slot[slot] = context
         process.contexts[context.cid] = context
@@ -274,6 +290,7 @@ class Machine:
         self.movers.abandon(context.cid)
         self.schedulers[context.device].wake(context)
         self.devices[context.device].blame.pop(context.cid, None)
+        self.groups.left(process.group)
         del self.contexts[context.cid]
         del self.by_slot[context.slot]
         del process.contexts[context.cid]

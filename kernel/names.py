@@ -1,7 +1,7 @@
 """Contexts that outlive their connection: named, detached, or both, and the sessions that take them over.
 
 A *kept* context has a `Kept` beside it.  While a connection holds it, it lives in that connection's process like any
-other.  When the connection ends, or the process does, it moves into the process `kept` of its uid, and a generation on it
+other.  When the connection ends, or the process does, it moves into the process `kept` of its group, and a generation on it
 goes on without its client (an *orphan*).  A later connection takes it from there: by its session's token, by name, or by
 cid.
 
@@ -25,6 +25,7 @@ from .journal import ContextRecord, DropRecord, Generation, JournalRecord, LogRe
 from .process import Connection, Process
 
 if TYPE_CHECKING:
+    from .group import Group
     from .machine import Machine
 
 MARK_STEP = 4096  # ids that are promised to the journal at once
@@ -77,7 +78,7 @@ class Names:
         self._sessions: dict[str, dict[Cid, Context]] = {}  # kept contexts of each session
         self._live: dict[str, Conn] = {}  # sessions that have a connection
         self._orphans: dict[tuple[int, int], Context] = {}  # (conn, request) of a generation without its client
-        self._keepers: dict[int, Process] = {}  # by uid
+        self._keepers: dict[str, Process] = {}  # by name of their group
         self._dropped: list[DropRecord] = []
         self._attaches = 0
         self._journal = False
@@ -239,8 +240,8 @@ class Names:
         if context.kept is None or not context.kept.name or context.dying:
             return False
         process = context.process
-        if self._keepers.get(process.uid) is process:  # the keeper itself is being ended
-            del self._keepers[process.uid]
+        if self._keepers.get(process.group.name) is process:  # the keeper itself is being ended
+            del self._keepers[process.group.name]
         self._m.finish(context, reason)
         self._leave(context)
         return True
@@ -269,13 +270,13 @@ class Names:
         for call in context.parked:
             self._m.reply(call.conn, call.request, E.ESTALE, {"message": "the context was given back meanwhile"})
         context.parked.clear()
-        self._move(context, self._keeper(context.process.uid))
+        self._move(context, self._keeper(context.process.group))
 
-    def _keeper(self, uid: int) -> Process:
-        keeper = self._keepers.get(uid)
+    def _keeper(self, group: Group) -> Process:
+        keeper = self._keepers.get(group.name)
         if keeper is None or keeper.zombie:
-            nobody = Connection(Conn(0), uid)
-            keeper = self._keepers[uid] = self._m.new_process(nobody, Pid(0), "kept", 0)
+            nobody = Connection(Conn(0), group.uid)
+            keeper = self._keepers[group.name] = self._m.new_process(nobody, Pid(0), "kept", 0, group)
         return keeper
 
     def _move(self, context: Context, process: Process) -> None:
@@ -289,8 +290,12 @@ class Names:
             del old.contexts[context.cid]
             process.contexts[context.cid] = context
             context.process = process
-            if self._keepers.get(old.uid) is old and not old.contexts:
-                del self._keepers[old.uid]
+            if process.group is not old.group:
+                m.groups.left(old.group)
+                m.groups.joined(context, process.group)
+                self._touch(context)
+            if self._keepers.get(old.group.name) is old and not old.contexts:
+                del self._keepers[old.group.name]
                 m.forget(old)
         scheduler = m.schedulers[context.device]
         if was_held and context.job is not None and not context.job.ending and not m.held(context):
@@ -411,8 +416,12 @@ class Names:
             generation = kept.generation
             if result is not None and kept.asked is not None:
                 generation = Generation(kept.asked, length)
-            uid = context.process.uid
-            records.append(ContextRecord(context.cid, uid, kept.name, kept.detached, kept.session, generation, result))
+            uid, group = context.process.uid, context.process.group.name
+            records.append(
+                ContextRecord(
+                    context.cid, uid, kept.name, kept.detached, kept.session, generation, result, group, context.domain
+                )
+            )
             records.append(
                 LogRecord(context.cid, kept.logged, self._m.core.read_log(context.slot, kept.logged, length))
             )
@@ -435,7 +444,8 @@ class Names:
                 left += 1
                 continue
             device = m.core.slot_device(slot)
-            context = m.new_context(self._keeper(record.uid), Slot(slot), device, Cid(0), Cid(record.cid))
+            keeper = self._keeper(m.groups.named(record.group or f"uid:{record.uid}"))
+            context = m.new_context(keeper, Slot(slot), device, Cid(0), Cid(record.cid), _domain(record))
             kept = context.kept = Kept(context, record.session)
             kept.logged = len(log) // 4
             kept.result = record.result
@@ -461,7 +471,12 @@ class Names:
         if len(log) // 4 > m.config.window_tokens:
             return -1
         device = max(m.schedulers, key=lambda s: (m.core.free_frames(s.device) - len(s.idle), -s.device)).device
-        slot = m.core.open_slot(device, *m.domain_for(record.uid, record.cid))
+        slot = m.core.open_slot(device, *m.domain_for(_domain(record), record.cid))
         if slot >= 0 and log:
             m.core.append(slot, log)
         return slot
+
+
+def _domain(record: ContextRecord) -> str:
+    """Journals of before 0.4 have none: then every context was in its uid's."""
+    return record.domain or f"uid:{record.uid}"

@@ -8,6 +8,9 @@ Frames are found in this order: free ones; reclaimable ones, chosen by the evict
 to a slower tier first); those of idle contexts, least recently used first; and, only for contexts that decode already,
 those of the newest job.  A context that is swapped out has its partial tail saved, which no key could find.
 
+A group at its limit finds them in the same order among its own (`only`, a group's number; 0: no limit is in the way), and
+never among others'.  Of other groups nothing is taken that they are guaranteed (`requester`: the group that wants frames).
+
 With slower tiers a frame may have to wait for its content to be copied away: then an admission or a pass is put off,
 and tried again when a transfer ends.
 """
@@ -15,13 +18,13 @@ and tried again when a transfer ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from .context import Context
 from .cost import split
-from .errors import Panic
-from .records import EVICT, FACT, NO_COPY, OK, Admit
+from .errors import E, Errno, Panic
+from .records import EVICT, FACT, NO_COPY, OK, OWN_EVICT, OWN_NOROOM, Admit, Plan
 
 _NOWHERE = bytes((NO_COPY,))
 IDLE_AT_ONCE = 32  # idle contexts that let go of their rows together, so that a policy has something to choose from
@@ -41,19 +44,25 @@ class Pager:
         self._core = machine.core
         self._device = machine.devices[device]
         self._sched = scheduler
+        self.stuck = False  # what is reclaimable may not go: it is guaranteed to others, or kept by what is
+        self.over = 0  # group whose limit refused the last admission; 0: none did
         self.waits = False  # a context could not be dropped yet: the tier below makes room for its tail
         self.full = False  # the last admission that failed found no room, and no transfer would make it any
 
-    def evict(self, want_frames: int) -> bool:
+    def evict(self, want_frames: int, requester: int = 0, only: int = 0) -> bool:
         """Free `want_frames` reclaimable frames.  Requires: there are that many.  False: not yet, their content is being
-        copied away; a TransferDone is to come."""
+        copied away; a TransferDone is to come.  Or they may not go: `stuck`."""
         evictor = self._m.tiers.evictors[self._device.index]
         freed = 0
+        self.stuck = False
         while freed < want_frames:
-            more = evictor.free(want_frames - freed)
+            more = evictor.free(want_frames - freed, requester, only)
             freed += more
             if not more:
                 if self._m.movers.moving():
+                    return False
+                if only or self._m.groups.guaranteed:
+                    self.stuck = True
                     return False
                 raise Panic(f"{self._device.name}: {want_frames - freed} reclaimable frames cannot be evicted")
         return True
@@ -68,8 +77,11 @@ class Pager:
 
     def admit(self, context: Context, active: int, spare_frames: int = 0) -> bool:
         """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all.
+        False: not now (`over`: its group's limit is why), or never, and then its job has ended.
         spare_frames: to be left available besides the reserve."""
         self.full = False
+        self.over = 0
+        own = context.process.group.number
         sources, first_load = self._m.tiers.sources(self._device), 0
         mapped = self._core.slot_row(context.slot).entries
         if sources and self._m.costs.prefill[self._device.index].known() is not None:
@@ -90,14 +102,104 @@ class Pager:
                 if self._m.tiers.exist and result.new_frames > result.loads:
                     self._explain_computed(context, max(mapped, first_load))
                 return True
-            if result.status == EVICT:
-                if not self.evict(short):
+            only = result.group if result.status in (OWN_EVICT, OWN_NOROOM) else 0
+            if result.status in (EVICT, OWN_EVICT):
+                if self.evict(short, own, only):
+                    continue
+                if not self.stuck:
                     return False
-            elif self.make_room(short, context.wait):
-                continue
-            elif self.waits or active or context.wait is not None or not self._make_room_by_force(context, short):
-                self.full = not self.waits
+            if only:
+                if self._own_room(context, short, only):
+                    continue
                 return False
+            if self.make_room(short, own, context.wait):
+                continue
+            forced = not (self.waits or active or context.wait is not None)
+            if forced and self._make_room_by_force(context, short):
+                continue
+            self.full = not self.waits
+            if forced and self.full and self._m.groups.guaranteed:
+                self._refuse(context, short, 0)
+            return False
+
+    def _own_room(self, context: Context, short: int, only: int) -> bool:
+        """Frames for a context whose group is at its limit, from the group itself.  False: not now, or never."""
+        before = context.wait
+        if self.own_idle(only, short, before) or (not self.waits and self._core.disown(self._device.index, only)):
+            return True
+        self.over = only
+        if before is not None:
+            self.full = not self.waits
+            return False
+        jobs = (*self._sched.queue, *self._sched.decoding.values())
+        busy = any(c is not context and c.admitted and c.process.group.within(only) for c in jobs)
+        if self.waits or busy:
+            return False
+        if self._make_room_by_force(context, short, only):
+            return True
+        if not self.waits:
+            self._refuse(context, short, only)
+        return False
+
+    def _refuse(self, context: Context, short: int, only: int) -> None:
+        """There never will be room for this job as things are."""
+        job = context.job
+        if job is not None and job.begun:
+            self._m.finish(context, "length")  # what it can have is its window
+            return
+        wanted = -(-self._core.slot_row(context.slot).tokens // self._m.config.block_tokens)
+        group, name = self._m.groups.numbered(only), self._device.name
+        if group is not None:
+            account = self._core.account(self._device.index, only)
+            self._m.fail(
+                context,
+                Errno(
+                    E.EDQUOT,
+                    f"{wanted} frames of {name} are wanted, {short} more than group {group.name} may have beside what it uses: "
+                    f"its limit is {account.hard}; release some of its contexts, or have the limit raised (`attnix group set`)",
+                    wanted=wanted, used=account.used, limit=account.hard, group=group.name, resource=self._device.tier,
+                ),
+            )  # fmt: skip
+            return
+        free = self._core.free_frames(self._device.index)
+        self._m.fail(
+            context,
+            Errno(
+                E.ENOMEM,
+                f"{wanted} frames of {name} are wanted, and {short} of the others are guaranteed to other groups: try again when "
+                "they use less, or have a guarantee lowered (`attnix group set --soft`)",
+                wanted=wanted, free=free, reclaimable=self._core.reclaimable_frames(self._device.index),
+                group=context.process.group.name,
+            ),
+        )  # fmt: skip
+
+    def own_idle(self, only: int, shortage_frames: int, before: Wait | None = None) -> bool:
+        """`make_room` within one group."""
+        later = self._m.lifetimes.later
+        idle = (
+            c for c in self._sched.idle.victims()
+            if c.process.group.within(only) and (before is None or later(c, before))
+        )  # fmt: skip
+        return self._drop_some(idle, shortage_frames, "idle", only)
+
+    def grow(self, plan: Plan) -> bool:
+        """Make room for a pass that has been planned.  False: not yet, a transfer is to end."""
+        short, requester = plan.shortage_frames, plan.group
+        only = requester if plan.status in (OWN_EVICT, OWN_NOROOM) else 0
+        if plan.status in (EVICT, OWN_EVICT):
+            if self.evict(short, requester, only):
+                return True
+            if not self.stuck:
+                return False
+        if only:
+            found = self.own_idle(only, short) or (not self.waits and bool(self._core.disown(self._device.index, only)))
+        else:
+            found = self.make_room(short, requester)
+        return (
+            found
+            or (not self.waits and self.break_keeps(short, requester, only))
+            or (not self.waits and self.preempt(short, requester, only))
+        )
 
     def _admitted(self, context: Context, result: Admit) -> None:
         context.admitted = True
@@ -198,7 +300,7 @@ class Pager:
             )  # fmt: skip
         return first + choice.first_load
 
-    def make_room(self, shortage_frames: int, before: Wait | None = None) -> bool:
+    def make_room(self, shortage_frames: int, requester: int = 0, before: Wait | None = None) -> bool:
         """Drop idle contexts, in the order in which they let go, until that many frames are had.  False: there is none.
         before: for a context that is in this wait, only those that are wanted later than it.
 
@@ -206,9 +308,8 @@ class Pager:
         of some more contexts to choose from; a context that is used again finds those of its own that were left alone.
         """
         later = self._m.lifetimes.later
-        found = self._drop_some(
-            (c for c in self._sched.idle.victims() if before is None or later(c, before)), shortage_frames, "idle"
-        )
+        victims = (c for c in self._sched.idle.victims() if before is None or later(c, before))
+        found = self._drop_some(self._fair(victims, requester), shortage_frames, "idle")
         if (
             found
             and not self.waits
@@ -216,24 +317,28 @@ class Pager:
             and before is None
             and self._m.tiers.evictors[self._device.index].policy.name != "lru"
         ):
-            ranked = (
-                self._m.lifetimes.policy.ranks
-            )  # then nobody is taken from who waits for a tool before it is wanted
-            for _, context in zip(range(IDLE_AT_ONCE), self._sched.idle.victims(), strict=False):
+            # Where waits are ranked, nobody is taken from who waits for a tool before that is wanted.
+            ranked = self._m.lifetimes.policy.ranks
+            for _, context in zip(range(IDLE_AT_ONCE), self._fair(self._sched.idle.victims(), requester), strict=False):
                 if not (ranked and context.wait) and self._can_drop(context) and not self._drop(context, "idle"):
                     break
         return found
 
-    def break_keeps(self, shortage_frames: int) -> bool:
+    def break_keeps(self, shortage_frames: int, requester: int = 0, only: int = 0) -> bool:
         """Frames of contexts that wait for a tool and are within their keep time, when there are no others: a keep is a wish."""
-        found = self._drop_some(self._sched.idle.kept(), shortage_frames, "kept")
+        kept = self._victims(self._sched.idle.kept(), requester, only)
+        found = self._drop_some(kept, shortage_frames, "kept", only)
         if found:
             self._m.count("keeps_broken")
         return found
 
-    def _drop_some(self, victims: Iterable[Context], shortage_frames: int, why: str) -> bool:
+    def _fair(self, victims: Iterable[Context], requester: int) -> Iterator[Context]:
+        """Those of them that may lose frames for a group."""
+        return (c for c in victims if self._m.groups.fair_game(c, requester))
+
+    def _drop_some(self, victims: Iterable[Context], shortage_frames: int, why: str, only: int = 0) -> bool:
         """Drop contexts in this order until `shortage_frames` more are available.  False: none could be dropped."""
-        wanted = self._available() + shortage_frames
+        wanted = self._available(only) + shortage_frames
         dropped = self.waits = False
         for context in victims:
             if self._m.tiers.pinned(context) and self._core.slot_row(context.slot).entries:
@@ -243,7 +348,7 @@ class Pager:
                     self.waits = True
                     break
                 dropped = True
-                if self._available() >= wanted:
+                if self._available(only) >= wanted:
                     break
         return dropped
 
@@ -256,7 +361,9 @@ class Pager:
             why = f"{entries} frames are wanted, but pinned for another {left_ms:.0f} ms"
             self._m.tiers.decide("keep", self._device, context.cid, (), why)
 
-    def _available(self) -> int:
+    def _available(self, only: int = 0) -> int:
+        if only:
+            return self._m.groups.room(only, self._device.index)
         return self._core.free_frames(self._device.index) + self._core.reclaimable_frames(self._device.index)
 
     def _can_drop(self, context: Context) -> bool:
@@ -305,28 +412,34 @@ class Pager:
         self._m.count(f"preemptions_{why}")
         return True
 
-    def _make_room_by_force(self, oldest: Context, shortage_frames: int) -> bool:
+    def _make_room_by_force(self, oldest: Context, shortage_frames: int, only: int = 0) -> bool:
         """Nothing runs and the oldest job does not fit: take the frames that are kept for contexts which wait for a tool; those
-        of jobs that wait behind it, newest first; those of stopped and paused contexts; then its own, since a copy that it waits for keeps a frame which a
-        recomputation does not need."""
-        behind = (c for c in reversed(self._sched.queue) if c is not oldest)
-        if self.break_keeps(shortage_frames) or self.waits:
+        of jobs that wait behind it, newest first; those of stopped and paused contexts; then its own, since a copy that it
+        waits for keeps a frame which a recomputation does not need."""
+        requester = oldest.process.group.number
+        if self.break_keeps(shortage_frames, requester, only) or self.waits:
             return not self.waits
+        behind = self._victims((c for c in reversed(self._sched.queue) if c is not oldest), requester, only)
         return (
-            self._drop_some(behind, shortage_frames, "waiting")
-            or self._drop_held(shortage_frames)
-            or self._drop_some((oldest,), shortage_frames, "waiting")
-            or self._break_pins(oldest, shortage_frames)
+            self._drop_some(behind, shortage_frames, "waiting", only)
+            or self._drop_held(shortage_frames, requester, only)
+            or self._drop_some((oldest,), shortage_frames, "waiting", only)
+            or self._break_pins(oldest, shortage_frames, only)
         )
 
-    def _break_pins(self, oldest: Context, shortage_frames: int) -> bool:
+    def _victims(self, among: Iterable[Context], requester: int, only: int) -> Iterator[Context]:
+        if only:
+            return (c for c in among if c.process.group.within(only))
+        return self._fair(among, requester)
+
+    def _break_pins(self, oldest: Context, shortage_frames: int, only: int) -> bool:
         """A pin is a wish, not a way to stop the machine: when the oldest job fits no other way, pins end, newest first."""
         if self.waits:
             return False
         pinned = [c for c in self._m.contexts_of(self._device.index) if self._m.tiers.pinned(c) and c is not oldest]
-        for context in reversed(pinned):
+        for context in self._victims(reversed(pinned), oldest.process.group.number, only):
             self._break_pin(context, f"context {oldest.cid} has no other room")
-            if self._drop_some((context,), shortage_frames, "pinned"):
+            if self._drop_some((context,), shortage_frames, "pinned", only):
                 return True
         return False
 
@@ -335,10 +448,11 @@ class Pager:
         self._m.count("pins_broken")
         self._m.log("warning", f"context {context.cid} is pinned no more: {why}")
 
-    def _break_newest_pin(self) -> bool:
+    def _break_newest_pin(self, requester: int, only: int) -> bool:
         """Of a context with frames: one without a job if there is any, the newest.  False: there is none."""
+        everybody = self._victims(self._m.contexts_of(self._device.index), requester, only)
         pinned = [
-            c for c in self._m.contexts_of(self._device.index)
+            c for c in everybody
             if self._m.tiers.pinned(c) and self._core.slot_row(c.slot).entries and not self._core.in_flight(c.slot)
         ]  # fmt: skip
         if pinned:
@@ -346,10 +460,10 @@ class Pager:
             self._break_pin(newest, "those that decode have no other room to grow")
         return bool(pinned)
 
-    def _drop_held(self, shortage_frames: int) -> bool:
+    def _drop_held(self, shortage_frames: int, requester: int = 0, only: int = 0) -> bool:
         """Stopped and paused contexts, newest first."""
         held = [c for c in self._m.contexts_of(self._device.index) if c.job and self._m.held(c)]
-        return self._drop_some(reversed(held), shortage_frames, "held")
+        return self._drop_some(self._victims(reversed(held), requester, only), shortage_frames, "held", only)
 
     def drop_all_but(self, waits: Context) -> int:
         """Pins end and everybody else loses his frames, tails that are not saved included: nothing else has helped.  How
@@ -375,29 +489,31 @@ class Pager:
         elif not self._m.held(context) and not context.job.ending:
             self._sched.add(context)
 
-    def preempt(self, shortage_frames: int) -> bool:
-        """Take all frames from the newest jobs that have any, never from the oldest of several.
+    def preempt(self, shortage_frames: int, requester: int = 0, only: int = 0) -> bool:
+        """Take all frames from the newest jobs that have any, never from the oldest of several; of groups that have more than
+        they are guaranteed first, when the one that wants frames has less.
 
         They go back into the queue at their place.  False: not yet, a transfer is to end.
         """
-        if self._drop_held(shortage_frames):
+        if self._drop_held(shortage_frames, requester, only):
             return True
         if self.waits:
             return False
-        holders = [c for c in (*self._sched.queue, *self._sched.decoding.values()) if self._can_drop(c)]
+        jobs = (*self._sched.queue, *self._sched.decoding.values())
+        holders = [c for c in self._victims(jobs, requester, only) if self._can_drop(c)]
+        if self._m.groups.entitled(requester, self._device.index) and not only:
+            holders = [c for c in holders if not c.process.group.within(requester)] or holders
         if not holders:
-            if self._break_newest_pin():
+            if self._break_newest_pin(requester, only):
                 return True  # the caller looks again
             if self._sched.oom.end_one(None):
                 return True
             raise Panic(f"{self._device.name}: no frame can be found and nobody can be preempted")
         holders.sort(key=Context.place)
-        if len(holders) == 1 and -(-self._core.slot_row(holders[0].slot).tokens // self._m.config.block_tokens) > (
-            self._device.capacity
-        ):
+        if len(holders) == 1 and self._too_large(holders[0], requester, only):
             self._m.finish(holders[0], "length")  # alone and still too large: the pool is its window
             return True
-        wanted = self._available() + shortage_frames
+        wanted = self._available(only) + shortage_frames
         while holders:
             victim = holders.pop()
             if not self._drop(victim, "running" if victim.admitted else "waiting"):
@@ -405,6 +521,17 @@ class Pager:
             self._requeue(victim)
             self._sched.short = victim
             wanted -= 1  # it needs none itself now
-            if len(holders) <= 1 or self._available() >= wanted:
+            if len(holders) <= 1 or self._available(only) >= wanted:
                 break
         return True
+
+    def _too_large(self, context: Context, requester: int, only: int) -> bool:
+        """It would not fit even if it were the only one that can be preempted."""
+        row = self._core.slot_row(context.slot)
+        wanted = -(-row.tokens // self._m.config.block_tokens)
+        index = self._device.index
+        if only:
+            return wanted > self._m.groups.room(only, index) + row.entries
+        if self._m.groups.guaranteed:
+            return wanted > self._core.free_frames(index) + self._core.spare_frames(index, requester) + row.entries
+        return wanted > self._device.capacity

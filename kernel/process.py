@@ -31,14 +31,16 @@ class Process:
     """A schedulable unit: contexts, a nice value, an owner.  Never reused pids."""
 
     __slots__ = (
-        "birth", "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "oom_score_adj", "parent", "past", "pid", "reason",
+        "birth", "born_ns", "children", "code", "conn", "contexts", "domain", "ended", "group", "name", "nice", "oom_score_adj", "parent", "past", "pid", "reason",
         "stopped", "uid", "waiters", "zombie",
     )  # fmt: skip
 
     def __init__(
-        self, pid: Pid, parent: Pid, uid: int, conn: Conn, name: str, nice: int, born_ns: int, group: Group
-    ) -> None:
+        self, pid: Pid, parent: Pid, uid: int, conn: Conn, name: str, nice: int, born_ns: int, group: Group,
+        domain: str,
+    ) -> None:  # fmt: skip
         self.group = group
+        self.domain = domain  # of its contexts, when they name no other
         self.pid = pid
         self.parent = parent
         self.uid = uid

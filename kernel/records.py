@@ -17,6 +17,8 @@ BLOCKED_BY_LOAD: Final = -2  # Advance.blocked_by: the block at `computed` is on
 OK: Final = 0
 EVICT: Final = 1  # evict `shortage` frames, then call again: it will succeed
 NOROOM: Final = 2  # even with every reclaimable frame evicted, `shortage` frames are missing
+OWN_EVICT: Final = 3  # `group` is at its limit: evict `shortage` frames that are charged to it, then call again
+OWN_NOROOM: Final = 4  # `group` is at its limit and has too few reclaimable frames itself
 
 # why a generation finished, as commit reports it
 RUNNING: Final = 0
@@ -27,11 +29,12 @@ PREFILL: Final = struct.Struct("<iiiiii")  # slot, start, ntokens, flags, score_
 
 
 class Admit(NamedTuple):
-    status: int  # OK | EVICT | NOROOM
+    status: int  # OK | EVICT | NOROOM | OWN_EVICT | OWN_NOROOM
     shortage_frames: int
     mapped_frames: int  # found in the index by this call
     new_frames: int
     loads: int = 0  # frames that wait for a transfer: `loads()` says which
+    group: int = 0  # whose limit it is, else the slot's
 
 
 class Plan(NamedTuple):
@@ -45,6 +48,7 @@ class Plan(NamedTuple):
     copies: bytes
     histories: int  # sequences with the HISTORY flag
     samples: int  # sequences with the SAMPLE flag: what `commit` expects
+    group: int = 0  # of a shortage: whose limit it is, or for whom room is to be made
 
 
 class Advance(NamedTuple):
@@ -71,6 +75,15 @@ class SlotRow(NamedTuple):
     hit_total: int
     recomputed_total: int
     generated_total: int
+
+
+class Account(NamedTuple):
+    """What a group, with its sub-groups, has on one device, in frames."""
+
+    used: int
+    reclaimable: int
+    soft: int  # 0: no guarantee
+    hard: int  # 0: no limit
 
 
 class Counters(NamedTuple):

@@ -33,7 +33,7 @@ from .order.line import LOOK, OVERTAKES, arranged, rank
 from .order.protocol import Forecast, Waiting
 from .order.turns import LEARN_EVERY, TOKEN_NS, Turns, decode_part_ns
 from .pager import Pager
-from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
+from .records import BLOCKED_BY_LOAD, OK, PREFILL
 from .resting import Resting
 from .tag import GATE
 
@@ -174,10 +174,7 @@ class Scheduler:
             plan = self._core.plan(device.index, limit, b"".join(chunks))
             if plan.status == OK:
                 break
-            if plan.status == EVICT:
-                self._waits = not self.pager.evict(plan.shortage_frames)
-            elif plan.status == NOROOM:
-                self._waits = not self._find_room(plan.shortage_frames)
+            self._waits = not self.pager.grow(plan)
             if self._waits:
                 return False  # who was preempted for this must not be admitted again before that
         if not plan.sequences:
@@ -191,15 +188,6 @@ class Scheduler:
         self._m.count("passes")
         self._m.emit(device.flight)
         return True
-
-    def _find_room(self, shortage_frames: int) -> bool:
-        """False: not yet, a transfer is to end."""
-        pager = self.pager
-        return (
-            pager.make_room(shortage_frames)
-            or (not pager.waits and pager.break_keeps(shortage_frames))
-            or (not pager.waits and pager.preempt(shortage_frames))
-        )
 
     def gates_passed(self) -> None:
         """The pass in flight has ended well: what it followed has landed, though its driver may not have said so yet."""
@@ -303,10 +291,13 @@ class Scheduler:
         """Give frames to those that wait, in order.  The first that does not fit is `_first`: see `_passes`."""
         active = -1
         first: Context | None = None
+        limited: list[int] = []  # groups at a limit of their own: that holds up nobody else
         spare = tried = 0
         self.short = None
         for context in self._line:
             if context.admitted or not context.queued or self._core.in_flight(context.slot):
+                continue
+            if limited and any(context.process.group.within(number) for number in limited):
                 continue
             if active < 0:
                 active = self.active()
@@ -331,6 +322,10 @@ class Scheduler:
                 if not self.policy.plain:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
                 active += 1
+            elif self.pager.over and context.job is not None:
+                limited.append(self.pager.over)
+            elif context.job is None:
+                return  # it never will fit: its job has ended
             elif not self.pager.full or self._job(context).passed >= OVERTAKES:
                 self.short = context
                 return  # a transfer is to end; or enough have passed it

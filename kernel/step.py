@@ -214,6 +214,8 @@ class Kernel:
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
         m.lifetimes.due()
+        if m.groups.rated:
+            m.groups.due()
         m.errands.due()
 
     def _restored(self, event: Restored) -> None:
@@ -404,6 +406,8 @@ class Kernel:
         for slot, reason in commit.finished:
             context = m.by_slot[slot]
             m.finish(context, _REASON[reason])
+        if m.groups.rated:
+            m.groups.passed()
         m.after_pass()
         self._settle()
 

@@ -77,8 +77,13 @@ _CHOICES: dict[str, tuple[str, str]] = {
         "write",
         "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits",
     ),
+    "domain.public": (
+        "public",
+        "whose contexts may share prefixes with any user's (each asks for it): nobody, owner (the daemon's user), all",
+    ),
 }
 _WRITE = ("back", "through", "selective")
+_PUBLIC = ("nobody", "owner", "all")
 
 
 @dataclass(slots=True)
@@ -108,6 +113,7 @@ class Sysctl:
     policy_remote: str = ""
     write: str = "back"
     order: str = orders.DEFAULT
+    public: str = "nobody"
 
     def policy_of(self, tier: str) -> str:
         """Name of the eviction policy in force there."""
@@ -159,6 +165,8 @@ class Sysctl:
 def _allowed(name: str) -> tuple[str, ...]:
     if name == "tier.write":
         return _WRITE
+    if name == "domain.public":
+        return _PUBLIC
     if name == "sched.policy":
         return orders.names()
     if name == "wait.policy":

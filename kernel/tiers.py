@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .cost import Costs
 from .decisions import Decisions
+from .domain import known_domain
 from .errors import E
 from .evict.view import KernelView
 from .evictor import Evictor
@@ -28,6 +29,7 @@ from .tag import PRIVATE, tag_bytes, unpack_tag
 if TYPE_CHECKING:
     from .context import Context
     from .device import Device
+    from .group import Group
     from .machine import Machine
 
 
@@ -136,6 +138,19 @@ class Tiers:
         if fit is None or not copy_ns or fit.a <= 0:
             return least
         return max(least, int(copy_ns / fit.a) + 1)
+
+    def shrink(self, group: Group, device: Device, frames: int) -> int:
+        """Let a group have no more than so many frames there, as far as nothing runs on them; how many it has then."""
+        number = group.number
+        if self._core.account(device.index, number).used > frames and device.tier == "hbm":
+            self._m.schedulers[device.index].pager.own_idle(
+                number, self._core.account(device.index, number).used - frames
+            )
+            self._core.disown(device.index, number)
+        more = self._core.account(device.index, number).used - frames
+        if more > 0:
+            self.evictors[device.index].drop(more, number)
+        return self._core.account(device.index, number).used
 
     def pinned(self, context: Context) -> bool:
         return context.pinned_until_ns > self._m.now_ns
@@ -257,13 +272,14 @@ class Tiers:
         for _, frame, tag in rows:
             block = -1
             name = tag.domain.decode("utf-8", "replace")
-            if name.startswith("uid:") and len(tag.tokens) == 4 * size:
+            if known_domain(name) and len(tag.tokens) == 4 * size:
                 number, root = m.domain(name)
                 parent = -1 if tag.depth == 0 else self._core.find_key(tag.parent)
                 above = tag.parent if tag.depth else root
                 right = root == tag.root and self._core.hash(above + tag.tokens) == tag.key
                 if right and (parent >= 0 or tag.depth == 0):
-                    block = self._core.adopt(device.index, frame, number, root, parent, tag.tokens)
+                    owner = m.groups.owner_of(name)
+                    block = self._core.adopt(device.index, frame, number, root, parent, tag.tokens, owner)
             if block < 0:
                 self._core.unclaim(device.index, frame)
             else:

@@ -12,12 +12,14 @@ from . import calls as c
 from .batch import HISTORY, SEQ, Seq
 from .context import Context, Job, JobKind
 from .device import Device
+from .domain import check_domain
 from .errors import E, Errno
 from .events import Halt, Syscall
 from .fsck import fsck
+from .group import Group, parse_name
 from .ids import Cid, Pid, Slot
 from .injected import Injected, count
-from .look import context_row, process_row, tier_row, uname, vmstat
+from .look import alone, context_row, own_tier_row, own_vmstat, process_row, tier_row, uname, vmstat
 from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine
 from .params import (
     ABI_VERSION,
@@ -160,8 +162,11 @@ def computable(m: Machine, context: Context) -> None:
 
 
 def unhold(m: Machine, context: Context) -> None:
-    if context.job is not None and not m.held(context) and not context.job.ending:
-        m.schedulers[context.device].add(context)
+    """Its job goes on, if nothing else holds it; one that nothing had held (SIGCONT of a process that runs) stays where it is."""
+    scheduler = m.schedulers[context.device]
+    job = context.job
+    if job is not None and not m.held(context) and not job.ending and context.slot not in scheduler.decoding:
+        scheduler.add(context)
 
 
 def check_tokens(m: Machine, tokens: bytes) -> int:
@@ -187,7 +192,19 @@ def check_room(m: Machine, context: Context, tokens: int) -> None:
             limit=window,
         )
     device = m.devices[context.device]
-    limit = device.capacity * m.config.block_tokens
+    most, group = m.groups.most_frames(context.process.group, device)
+    limit = most * m.config.block_tokens
+    if tokens > limit and group is not None:
+        raise Errno(
+            E.EDQUOT,
+            f"{tokens} tokens need {-(-tokens // m.config.block_tokens)} frames and group {group.name} may have {most} of "
+            f"{device.tier}: have its limit raised (`attnix group set`), or truncate",
+            wanted=tokens,
+            limit=limit,
+            used=m.core.account(device.index, group.number).used,
+            group=group.name,
+            resource=device.tier,
+        )
     if tokens > limit:
         raise Errno(
             E.E2BIG,
@@ -221,16 +238,30 @@ def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) 
     if len(m.processes) >= MAX_PROCESSES:
         raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES, retry_after_ms=RETRY_MS)
     source = connection.lookup(args.fork_of) if args.fork_of else None
+    if args.domain:
+        check_domain(m, connection.uid, args.domain)
+    group = named_group(m, connection, args.group) if args.group else parent.group
+    if source:
+        m.groups.check_contexts(group)
     if source and behind(source, call):
         return None
     slot = m.core.fork(source.slot, 1) if source else None
     if source and not slot:
         raise _no_slots(m)
-    process = m.new_process(connection, parent.pid, args.name, args.nice)
+    process = m.new_process(connection, parent.pid, args.name, args.nice, group, args.domain)
     if source is None or slot is None:
         return c.SpawnResult(process.pid)
     context = _forked(m, process, source, slot[0])
     return c.SpawnResult(process.pid, connection.add(context), context.cid)
+
+
+def named_group(m: Machine, connection: Connection, name: str) -> Group:
+    """A group of this uid, made when it is new.  EINVAL, EACCES, EAGAIN."""
+    if parse_name(name)[0] != connection.uid:
+        raise Errno(
+            E.EACCES, f"group {name} is another user's: yours are uid:{connection.uid} and its sub-groups", group=name
+        )
+    return m.groups.named(name)
 
 
 def exit_(m: Machine, connection: Connection, call: Syscall, args: c.ExitArgs) -> c.Empty:
@@ -325,11 +356,14 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
         device = named[0].index
     else:
         device = roomiest(m)
-    number, root = m.domain_of(process)
+    if args.domain:
+        check_domain(m, connection.uid, args.domain)
+    m.groups.check_contexts(process.group)
+    number, root = m.domain_of(process, args.domain)
     slot = m.core.open_slot(device, number, root)
     if slot < 0:
         raise _no_slots(m)
-    context = m.new_context(process, Slot(slot), device, Cid(0))
+    context = m.new_context(process, Slot(slot), device, Cid(0), domain=args.domain)
     return c.AllocContextResult(connection.add(context), context.cid)
 
 
@@ -346,7 +380,7 @@ def roomiest(m: Machine) -> int:
 
 
 def _forked(m: Machine, process: Process, source: Context, slot: int) -> Context:
-    return m.new_context(process, Slot(slot), source.device, source.cid)
+    return m.new_context(process, Slot(slot), source.device, source.cid, domain=source.domain)
 
 
 def new_slots(m: Machine, source: Context, n: int) -> list[int]:
@@ -363,6 +397,7 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
         raise Errno(E.EINVAL, f"fork makes 1..{MAX_FORK} contexts, not {args.n}", n=args.n)
     if behind(source, call):
         return None
+    m.groups.check_contexts(source.process.group, args.n)
     slots = new_slots(m, source, args.n)
     children = [_forked(m, source.process, source, slot) for slot in slots]
     return c.ForkResult(tuple(connection.add(x) for x in children), tuple(x.cid for x in children))
@@ -477,6 +512,8 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    if length - 1 > m.groups.most_frames(context.process.group, m.devices[context.device])[0] * m.config.block_tokens:
+        check_room(m, context, length)  # a limit was set after it had become so long (the last token needs no frame)
     _in_time(m, context, args)
     m.schedulers[context.device].backlog.check(context)
     m.names.began(context, args, length)
@@ -517,7 +554,8 @@ def aim_generation(
     """What the core needs to sample for this request; how many tokens it still may."""
     length = m.core.slot_row(context.slot).tokens
     device = m.devices[context.device]
-    limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
+    most_frames, _ = m.groups.most_frames(context.process.group, device)
+    limit = min(m.config.window_tokens, most_frames * m.config.block_tokens + 1)
     template = _template(context, args, start)
     most = min(
         args.max_tokens - (length - start - count(injected)), limit
@@ -602,6 +640,7 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
     if n == 0 or length == 0:
         raise Errno(E.EINVAL, "score needs a context that is not empty and at least one token")
     check_room(m, source, length + n)
+    m.groups.check_contexts(source.process.group)
     slots = m.core.fork(source.slot, 1)
     if not slots:
         raise _no_slots(m)
@@ -649,11 +688,14 @@ def uname_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> 
 
 
 def tiers(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.TiersResult:
-    return c.TiersResult(tuple(tier_row(m, d) for d in m.devices if not d.removed))
+    devices = [d for d in m.devices if not d.removed]
+    if alone(m, connection.uid):
+        return c.TiersResult(tuple(tier_row(m, d) for d in devices))
+    return c.TiersResult(tuple(own_tier_row(m, d, connection.uid) for d in devices))
 
 
 def vmstat_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.VmstatResult:
-    return c.VmstatResult(vmstat(m))
+    return c.VmstatResult(vmstat(m) if alone(m, connection.uid) else own_vmstat(m, connection.uid))
 
 
 def sysctl(m: Machine, connection: Connection, call: Syscall, args: c.SysctlArgs) -> c.SysctlResult:
@@ -669,8 +711,13 @@ def sysctl(m: Machine, connection: Connection, call: Syscall, args: c.SysctlArgs
 
 
 def fsck_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.FsckResult:
+    problems = tuple(fsck(m))
+    if not alone(m, connection.uid):
+        group = m.groups.of_uid(connection.uid)
+        used = sum(m.core.account(d.index, group.number).used for d in m.devices)
+        return c.FsckResult(problems, used, group.contexts)
     blocks = sum(m.core.mapped_or_cached_frames(d.index) for d in m.devices)
-    return c.FsckResult(tuple(fsck(m)), blocks, len(m.contexts))
+    return c.FsckResult(problems, blocks, len(m.contexts))
 
 
 def dmesg(m: Machine, connection: Connection, call: Syscall, args: c.DmesgArgs) -> c.DmesgResult:

@@ -213,6 +213,7 @@ def attach_tier(m: Machine, connection: Connection, call: Syscall, args: c.Attac
     else:
         m.devices[index] = device
         m.tiers.evictors[index] = evictor
+    m.groups.apply(device)
     m.emit(AttachTier(index, device.name, args.kind, frames, args.settings))
     _errand(m, Attach(call.conn, call.request, device))
 

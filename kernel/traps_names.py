@@ -78,8 +78,9 @@ def open_(m: Machine, connection: Connection, call: Syscall, args: c.OpenArgs) -
     if args.fork:
         if behind(context, call):
             return None
+        m.groups.check_contexts(process.group)
         slot = new_slots(m, context, 1)[0]
-        made = m.new_context(process, Slot(slot), context.device, context.cid)
+        made = m.new_context(process, Slot(slot), context.device, context.cid, domain=context.domain)
         return c.OpenResult(connection.add(made), made.cid, length)
     if m.names.held(context):
         if context.process.conn == connection.conn:
@@ -290,6 +291,7 @@ def _restored(m: Machine, connection: Connection, event: SnapshotRead) -> c.Rest
                 wanted=len(entry.tokens) // 4,
                 limit=m.config.window_tokens,
             )
+    m.groups.check_contexts(process.group, len(event.entries))
     made: list[Context] = []
     for entry in event.entries:
         device = roomiest(m)

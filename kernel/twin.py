@@ -36,6 +36,8 @@ from .records import (
     LOADING,
     NOROOM,
     OK,
+    OWN_EVICT,
+    OWN_NOROOM,
     PREFILL,
     STOP,
     VALID,
@@ -177,19 +179,33 @@ class TwinCore(TwinTiers):
         chunks = list(PREFILL.iter_unpack(prefill))
         decode = pool.run[: max(0, max_sequences - len(chunks))]
         fresh = 0
+        need: dict[int, int] = {}
+        requester = -1
         for s in decode:
-            fresh += self._growth(s)
+            more = self._growth(s)
+            fresh += more
+            requester = self._grows(device, s, more, need, requester)
         seen = set(decode)
         for s, start, ntokens, _flags, _from, _left in chunks:
             self._check_chunk(device, s, start, ntokens)
             if s in seen:
                 raise Panic(f"plan: slot {s} is twice in one pass")
             seen.add(s)
-            fresh += self._chunk_growth(s, start + ntokens)
+            more = self._chunk_growth(s, start + ntokens)
+            fresh += more
+            requester = self._grows(device, s, more, need, requester)
+        for g in sorted(need):
+            used, own, _, hard = self._account(device, g)
+            shortage = used + need[g] - hard
+            if hard and shortage > 0:
+                status = OWN_EVICT if shortage <= own else OWN_NOROOM
+                return Plan(status, shortage - (own if status == OWN_NOROOM else 0), 0, b"", b"", b"", 0, 0, g)
         if fresh > len(pool.free):
+            requester = max(0, requester)
             shortage = fresh - len(pool.free)
-            status = EVICT if shortage <= pool.reclaimable else NOROOM
-            return Plan(status, shortage - (pool.reclaimable if status == NOROOM else 0), 0, b"", b"", b"", 0, 0)
+            spare = self._spare(pool, requester)
+            status = EVICT if shortage <= spare else NOROOM
+            return Plan(status, shortage - (spare if status == NOROOM else 0), 0, b"", b"", b"", 0, 0, requester)
         if len(decode) < len(pool.run):
             pool.run = pool.run[len(decode) :] + decode
         seqs = bytearray()
@@ -205,6 +221,18 @@ class TwinCore(TwinTiers):
             histories += self._emit(s, start, ntokens, flags, score_from, left, seqs, tokens, copies)
         samples = sum(1 for f in pool.flight if f[3] & SAMPLE)
         return Plan(OK, 0, len(pool.flight), bytes(seqs), tokens.tobytes(), copies.tobytes(), histories, samples)
+
+    def _grows(self, device: int, s: int, more: int, need: dict[int, int], requester: int) -> int:
+        """Slot s needs `more` frames (0 or 1); for whom room is to be made, if it must: the first group that has no guarantee
+        to call on, else the first."""
+        if not more or not any(soft or hard for (d, _), (_, _, soft, hard) in self._accounts.items() if d == device):
+            return requester
+        group = self._slots[s].group
+        for g in self._chain(group):
+            need[g] = need.get(g, 0) + 1
+        if requester < 0 or (self._entitled(device, requester) and not self._entitled(device, group)):
+            return group
+        return requester
 
     def _growth(self, s: int) -> int:
         """Frames a decoding slot needs before its last token can be computed: 0 or 1."""
@@ -331,6 +359,8 @@ class TwinCore(TwinTiers):
         pool = self._pools[slot.device]
         size = self.block_tokens
         begin = slot.computed
+        for g in self._chain(slot.group):
+            self._served[g] = self.served(g) + max(1, end - begin)
         if end <= begin:
             slot.computed_total += 1  # only the last token again, for its logits
             return

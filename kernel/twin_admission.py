@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 
-from .records import EVICT, FILLING, LOADING, NOROOM, OK, VALID, Admit
+from .records import EVICT, FILLING, LOADING, NOROOM, OK, OWN_EVICT, OWN_NOROOM, VALID, Admit
 from .twin_mapping import TwinMapping
 from .twin_tables import ROOTS, PoolState, SlotState
 
@@ -31,7 +31,7 @@ class TwinAdmission(TwinMapping):
         are indexed at once with this slot as filler.
 
         `reserve_frames` must stay available (free or reclaimable) afterwards.  EVICT: the shared blocks are mapped
-        already, so they cannot be the victims.
+        already, so they cannot be the victims.  OWN_EVICT, OWN_NOROOM: the same, of the frames charged to one group.
         """
         slot = self._slot(s)
         self._need_idle(slot)
@@ -50,12 +50,15 @@ class TwinAdmission(TwinMapping):
         fresh = needed - tail - hits - (1 if keeps_tail else 0)
         if keeps_tail and self._tail_written(slot) and not self._writable(s, tail):
             fresh += 1
-        available = len(pool.free) + pool.reclaimable - held
+        over, missing = self._over_limit(slot, fresh, chain[:hits]) if fresh else (0, 0)
+        if missing:
+            return Admit(OWN_NOROOM, missing, 0, 0, 0, over)
+        available = len(pool.free) + min(self._spare(pool, slot.group), pool.reclaimable - held)
         if hits and tail < len(slot.frames) and slot.frames[tail] != self._blocks[chain[0]].copies[slot.device]:
             old = pool.frames[slot.frames[tail]]
             available += 1 if old.refs == 1 and old.wired == 0 else 0  # the partial tail that a whole block replaces
         if fresh and fresh + reserve_frames > available:
-            return Admit(NOROOM, fresh + reserve_frames - available, 0, 0)
+            return Admit(NOROOM, fresh + reserve_frames - available, 0, 0, 0, slot.group)
         here = chain[:hits]
         if here:
             frames = [self._blocks[b].copies[slot.device] for b in here]
@@ -69,8 +72,12 @@ class TwinAdmission(TwinMapping):
                 self._map(s, i, f, size)
             self._hits += hits
             self._hit_blocks = here
+        for g in self._chain(slot.group) if over else ():  # what was unmapped may have made room
+            used, _, _, hard = self._account(slot.device, g)
+            if hard and used + fresh > hard:
+                return Admit(OWN_EVICT, used + fresh - hard, hits, 0, 0, g)
         if fresh > len(pool.free):
-            return Admit(EVICT, fresh - len(pool.free), hits, 0)
+            return Admit(EVICT, fresh - len(pool.free), hits, 0, 0, slot.group)
         self._misses += len(slot.keys) - tail - len(chain)
         first = tail + hits
         for b in chain[hits:]:
@@ -83,7 +90,7 @@ class TwinAdmission(TwinMapping):
             source, g = self._pools[self._loads[k + 1]], self._loads[k + 2]
             if source.frames[g].stamp:
                 self._stamp(source, g)
-        return Admit(OK, 0, hits, fresh, len(self._loads) // 4)
+        return Admit(OK, 0, hits, fresh, len(self._loads) // 4, slot.group)
 
     def loads(self) -> list[int]:
         """Of the last admission that was OK: block, source device, source frame, frame here; one after the other.
@@ -107,7 +114,7 @@ class TwinAdmission(TwinMapping):
             self._take(pool, f)
             self._map(s, i, f, self.block_tokens)
             return
-        f = self._alloc_copy(pool, b)
+        f = self._alloc_copy(pool, b, slot.group)
         pool.frames[f].refs = 1
         pool.frames[f].filler = s
         self._map(s, i, f, self.block_tokens)
@@ -161,8 +168,7 @@ class TwinAdmission(TwinMapping):
             slot.pending_entry = i
             pool.frames[f].wired += 1
             if pool.frames[f].stamp:  # no victim before the copy is made
-                pool.frames[f].stamp = 0
-                pool.reclaimable -= 1
+                self._unstamp(pool, pool.frames[f])
             self._cow += 1
         elif not self._borrow(s, i, b, n, sources):
             return 0

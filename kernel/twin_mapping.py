@@ -12,10 +12,11 @@ from collections import deque
 
 from .errors import Panic
 from .records import FILLING, FREE, LOADING, VALID
-from .twin_tables import ROOTS, PoolState, SlotState, TwinTables
+from .twin_groups import TwinGroups
+from .twin_tables import ROOTS, PoolState, SlotState
 
 
-class TwinMapping(TwinTables):
+class TwinMapping(TwinGroups):
     """Everything that maps, unmaps, shares and frees."""
 
     # -- slots and logs -----------------------------------------------------------------------------------------
@@ -124,6 +125,7 @@ class TwinMapping(TwinTables):
         for _ in range(n):
             c = self.open_slot(parent.device, parent.domain, parent.root)
             child = self._slots[c]
+            child.group = parent.group
             child.log = parent.log[:]
             child.keys = parent.keys[:]
             child.computed = parent.computed
@@ -270,13 +272,13 @@ class TwinMapping(TwinTables):
         if not self._free_blocks:
             raise Panic("no free block where one was counted")
         b = self._free_blocks.pop()
-        f = self._alloc_copy(pool, b)
+        f = self._alloc_copy(pool, b, self._slots[s].group)
         frame = pool.frames[f]
         frame.refs = 1
         frame.filler = s
         return f
 
-    def _alloc_copy(self, pool: PoolState, b: int) -> int:
+    def _alloc_copy(self, pool: PoolState, b: int, owner: int) -> int:
         """A frame for block b, which has none on this device.  Nobody maps it yet."""
         f = pool.free.pop()
         frame = pool.frames[f]
@@ -284,6 +286,7 @@ class TwinMapping(TwinTables):
         frame.filler = -1
         frame.known = 0
         frame.block = b
+        self._own(pool, frame, owner)
         self._add_copy(b, pool.device, f)
         return f
 
@@ -318,8 +321,7 @@ class TwinMapping(TwinTables):
         frame = pool.frames[f]
         frame.refs += 1
         if frame.stamp:
-            frame.stamp = 0
-            pool.reclaimable -= 1
+            self._unstamp(pool, frame)
 
     def _put(self, pool: PoolState, f: int, s: int) -> None:
         """One page-table entry less names frame f."""
@@ -339,7 +341,7 @@ class TwinMapping(TwinTables):
         if frame.state == VALID and (block.indexed or block.owners):
             if block.indexed:
                 block.used_ns = self.now_ns
-            pool.reclaimable += 1
+            self._count_reclaimable(pool, frame.owner, 1)
             self._stamp(pool, f)
         else:
             self._free_frame(pool, f)
@@ -368,8 +370,9 @@ class TwinMapping(TwinTables):
             else:
                 self._free_block(b)
         if frame.stamp:
-            frame.stamp = 0
-            pool.reclaimable -= 1
+            self._unstamp(pool, frame)
+        self._charge(pool.device, frame.owner, -1)
+        frame.owner = 0
         frame.state = FREE
         frame.block = -1
         frame.filler = -1
@@ -411,8 +414,7 @@ class TwinMapping(TwinTables):
                 if f >= 0 and pool.frames[f].wired == 0:
                     self._free_frame(pool, f)
                 elif f >= 0 and pool.frames[f].stamp:  # no cache any more: freed when its transfer has ended
-                    pool.frames[f].stamp = 0
-                    pool.reclaimable -= 1
+                    self._unstamp(pool, pool.frames[f])
 
     def _forget_tail(self, b: int) -> None:
         """Saved tail b has no copy left: the slots that counted on it compute it again."""
@@ -482,7 +484,7 @@ class TwinMapping(TwinTables):
         for f, stamp in pool.ring:
             if len(found) == want:
                 break
-            if pool.frames[f].stamp == stamp:
+            if pool.frames[f].stamp == stamp and self._may_go(pool, pool.frames[f]):
                 found.append(pool.frames[f].block)
         return found
 
@@ -497,7 +499,8 @@ class TwinMapping(TwinTables):
             if f < 0:
                 continue
             frame = pool.frames[f]
-            if frame.stamp and frame.refs == 0 and frame.wired == 0 and self._blocks[b].children[device] == 0:
+            free = frame.stamp and frame.refs == 0 and frame.wired == 0 and self._blocks[b].children[device] == 0
+            if free and self._may_go(pool, frame):
                 self._free_frame(pool, f)
                 self._evictions += 1
                 done += 1

@@ -22,7 +22,7 @@ _FULL, _INDEXED, _VALID, _WIRED = 1, 2, 4, 8  # flags of pagemap
 
 
 class FrameState:
-    __slots__ = ("block", "filler", "known", "refs", "stamp", "state", "wired")
+    __slots__ = ("block", "filler", "known", "owner", "refs", "stamp", "state", "wired")
 
     def __init__(self) -> None:
         self.state = FREE
@@ -30,6 +30,7 @@ class FrameState:
         self.wired = 0
         self.filler = -1
         self.block = -1
+        self.owner = 0  # group that it is charged to, 0: nobody
         self.stamp = 0
         self.known = 0  # FILLING or LOADING: first tokens that are valid, or will be when a copy or load has been made
 
@@ -66,7 +67,7 @@ class BlockState:
 class SlotState:
     __slots__ = (
         "computed", "computed_total", "conn", "counts", "device", "discard", "domain", "frames", "generated",
-        "generated_total", "highwater", "hit_total", "in_flight", "keys", "limit", "log", "max_tokens", "pending_entry",
+        "generated_total", "group", "highwater", "hit_total", "in_flight", "keys", "limit", "log", "max_tokens", "pending_entry",
         "pending_src", "recomputed_total", "request", "root", "running", "stops", "tail_block", "tail_end", "template", "used",
     )  # fmt: skip
 
@@ -77,6 +78,7 @@ class SlotState:
     def reset(self, device: int, domain: int, root: bytes) -> None:
         self.device = device
         self.domain = domain
+        self.group = 0
         self.root = root
         self.log = array("i")
         self.keys: list[bytes] = []
@@ -154,6 +156,10 @@ class TwinTables:
         self._clock = 0
         self._hits = self._misses = self._evictions = self._collisions = 0
         self._cow = self._merged = self._indexed = self._freed = 0
+        self._above: dict[int, int] = {0: 0}  # by group: the one that contains it, 0: none
+        self._accounts: dict[tuple[int, int], list[int]] = {}  # by device and group: used, reclaimable, soft, hard
+        self._served: dict[int, int] = {}
+        self._restricted: tuple[int, int] | None = None  # of the eviction under way: for whom, whose blocks alone
         frames_bytes = 4 * layout.slots * layout.entries
         for pool in self._pools:
             if pool.rows is not None:

@@ -47,7 +47,8 @@ class TwinTiers(TwinAdmission):
 
     def begin_copy(self, source: int, target: int, blocks: Sequence[int]) -> list[int]:
         """Start copying blocks from one device to another: (block, source frame, target frame), one after the other, for
-        those that have a VALID copy here and none there, as long as the target has free frames.
+        those that have a VALID copy here and none there, as long as the target has free frames.  Skips what its owner's limit
+        there does not allow.
 
         The target frames are LOADING until `landed`; both ends are wired.
         """
@@ -62,7 +63,9 @@ class TwinTiers(TwinAdmission):
                 continue  # a private block: nobody could find the copy
             if not there.free:
                 break
-            g = self._alloc_copy(there, b)
+            if not self._fits(target, here.frames[f].owner, 1):
+                continue
+            g = self._alloc_copy(there, b, here.frames[f].owner)
             there.frames[g].state = LOADING
             there.frames[g].wired = 1
             here.frames[f].wired += 1
@@ -85,13 +88,13 @@ class TwinTiers(TwinAdmission):
         pool = self._pools[slot.device]
         f = slot.frames[i]
         state = pool.frames[f].state
-        if state == LOADING or not there.free or not self._free_blocks:
+        if state == LOADING or not there.free or not self._free_blocks or not self._fits(target, slot.group, 1):
             return []
         if state == FILLING and self._blocks[pool.frames[f].block].indexed:
             return []  # whoever fills it next writes it from its first token on, and need not wait for a copy
         self._leave_tail(slot)
         b = self._free_blocks.pop()
-        g = self._alloc_copy(there, b)
+        g = self._alloc_copy(there, b, slot.group)
         block = self._blocks[b]
         block.owners = 1
         block.ntokens = n
@@ -211,16 +214,17 @@ class TwinTiers(TwinAdmission):
         frame.wired = 0
         pool.free.append(f)
 
-    def adopt(self, device: int, f: int, domain: int, root: bytes, parent: int, tokens: bytes) -> int:
+    def adopt(self, device: int, f: int, domain: int, root: bytes, parent: int, tokens: bytes, group: int = 0) -> int:
         """A claimed frame holds the block of these tokens after block `parent` (-1: it begins the domain): make it a
-        copy, VALID and reclaimable, and return the block.  -1: there is such a copy already, or no room for the block.
+        copy of that group's, VALID and reclaimable, and return the block.  -1: there is such a copy already, or no room.
         """
         pool = self._pool(device)
         frame = pool.frames[f]
         if frame.state != FILLING or frame.block >= 0 or len(tokens) != 4 * self.block_tokens:
             raise Panic(f"adopt: frame {f} of device {device} was not claimed, or the block is not full")
+        self._need_group(group)
         above = self._blocks[parent] if parent >= 0 else None
-        if above is not None and not above.indexed:
+        if (above is not None and not above.indexed) or not self._fits(device, group, 1):
             return -1
         key = self.hash((above.key if above is not None else root) + tokens)
         b = self._index.get(key, -1)
@@ -249,7 +253,8 @@ class TwinTiers(TwinAdmission):
         self._add_copy(b, device, f)
         frame.state = VALID
         frame.wired = 0
-        pool.reclaimable += 1
+        self._own(pool, frame, group)
+        self._count_reclaimable(pool, group, 1)
         self._stamp(pool, f)
         return b
 
@@ -329,9 +334,9 @@ class TwinTiers(TwinAdmission):
             b = block.parent
         return found
 
-    @staticmethod
-    def _can_go(pool: PoolState, f: int) -> bool:
-        return bool(pool.frames[f].stamp) and pool.frames[f].wired == 0
+    def _can_go(self, pool: PoolState, f: int) -> bool:
+        frame = pool.frames[f]
+        return bool(frame.stamp) and frame.wired == 0 and self._may_go(pool, frame)
 
     def key_heads(self, blocks: Sequence[int]) -> list[int]:
         """The first 64 bits of each block's key, little-endian; 0 for a private block."""
@@ -454,7 +459,7 @@ class TwinTiers(TwinAdmission):
             state ^= state << 17 & 0xFFFFFFFFFFFFFFFF
             f = (state >> 32) * n >> 32
             frame = pool.frames[f]
-            if frame.stamp and frame.wired == 0 and f not in seen and self._blocks[frame.block].children[device] == 0:
+            if self._can_go(pool, f) and f not in seen and self._blocks[frame.block].children[device] == 0:
                 seen.add(f)
                 found.append(frame.block)
         return found

@@ -68,7 +68,17 @@ _CHECKPOINT: Final = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute(
 Log = Callable[[str, str], None]  # (level, text)
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(tuple[Generation | None, GenerateResult | None]).decode
+_Rest = tuple[Generation | None, GenerateResult | None, str, str]
+_decode_whole: Final = msgspec.msgpack.Decoder(_Rest).decode
+_decode_short: Final = msgspec.msgpack.Decoder(tuple[Generation | None, GenerateResult | None]).decode
+
+
+def _decode(rest: bytes) -> _Rest:
+    """Group and domain are not there in what was written before there were any."""
+    try:
+        return _decode_whole(rest)
+    except msgspec.ValidationError:
+        return (*_decode_short(rest), "", "")
 
 
 class JournalBusy(Exception):
@@ -161,7 +171,7 @@ class JournalFile:
         if checksum != _context_sum(cid, uid, name, detached, session, rest):
             raise _Damaged(f"context {cid}: wrong checksum")
         try:
-            generation, result = _decode(rest)
+            generation, result, group, domain = _decode(rest)
         except (msgspec.MsgspecError, ValueError) as error:
             raise _Damaged(f"context {cid}: {error}") from None
         log = bytearray()
@@ -172,7 +182,7 @@ class JournalFile:
             log += tokens
         if len(chunks) > MOST_CHUNKS:
             self._write([LogRecord(cid, 0, bytes(log))])
-        record = ContextRecord(cid, uid, name, bool(detached), session, generation, result)
+        record = ContextRecord(cid, uid, name, bool(detached), session, generation, result, group, domain)
         return RestoredContext(record, bytes(log))
 
     def _open(self) -> None:
@@ -279,8 +289,8 @@ class JournalFile:
                 if isinstance(record, LogRecord):
                     self._write_log(record)
                 elif isinstance(record, ContextRecord):
-                    cid, uid, name, detached, session, generation, result = record
-                    rest = _encode((generation, result))
+                    cid, uid, name, detached, session, generation, result, group, domain = record
+                    rest = _encode((generation, result, group, domain))
                     checksum = _context_sum(cid, uid, name, detached, session, rest)
                     row = (cid, uid, name, detached, session, self._model, rest, checksum)
                     db.execute("insert or replace into contexts values (?, ?, ?, ?, ?, ?, ?, ?)", row)

@@ -29,6 +29,7 @@ from .shell.dmesg import dmesg
 from .shell.explain import explain
 from .shell.free import free
 from .shell.fsck import fsck
+from .shell.group import group
 from .shell.pmap import pmap
 from .shell.ps import ps
 from .shell.stat import stat
@@ -61,6 +62,7 @@ for _command in _MEMORY:
 for _command in _INSPECTOR:
     app.command(rich_help_panel="Inspector")(_command)
 app.command(context_settings=REPLAY_SETTINGS, add_help_option=False)(replay)  # its options are its own process's
+app.add_typer(group, name="group", rich_help_panel="Inspector")
 app.add_typer(bench, name="bench")
 app.add_typer(study, name="study")
 

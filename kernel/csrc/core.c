@@ -192,6 +192,7 @@ Core *core_new(const uint8_t *secret, int32_t block_tokens, int32_t slots, int32
     core->entries = entries;
     core->devices = devices;
     core->computes = computes;
+    core->ngroups = 1;
     for (int32_t k = 0; k < ROOTS; k++) core->roots[k] = -1;
     bool ok = true;
     for (int32_t d = 0; d < devices; d++) ok = new_pool(&core->pools[d], capacities[d], d < computes ? slots : 0) && ok;

@@ -33,7 +33,7 @@ typedef struct {
     uint8_t *bytes;     /* residency, copied, key_heads, describe, facts: see there */
     int64_t now_ns;     /* set by the caller once a step: what `used_ns` of blocks is taken from */
     int32_t *list;      /* fork, oldest, rollback, run_slots, slots_used: slots or blocks */
-    int32_t status, shortage, mapped, fresh, loads;    /* admit, plan */
+    int32_t status, shortage, mapped, fresh, loads, group; /* admit, plan */
     int32_t sequences, histories, samples;             /* plan */
     int32_t ntokens, ncopies, nkept, nfinished, nlist; /* lengths of the above */
     int32_t computed, ready, blocked_by;               /* advance */
@@ -113,7 +113,19 @@ int32_t core_touch(Core *core, int32_t device, const int32_t *blocks, int32_t nb
 int32_t core_claim(Core *core, int32_t device, const int32_t *frames, int32_t nframes);
 int32_t core_unclaim(Core *core, int32_t device, int32_t frame);
 int32_t core_adopt(Core *core, int32_t device, int32_t frame, int32_t domain, const uint8_t *root, int32_t parent,
-                   const uint8_t *tokens, int32_t ntokens);
+                   const uint8_t *tokens, int32_t ntokens, int32_t group);
+int32_t core_define_group(Core *core, int32_t group, int32_t above);
+int32_t core_set_group(Core *core, int32_t slot, int32_t group);
+int32_t core_set_bounds(Core *core, int32_t device, int32_t group, int32_t soft, int32_t hard);
+int32_t core_account(Core *core, int32_t device, int32_t group);
+int64_t core_served(const Core *core, int32_t group);
+int32_t core_frame_owners(Core *core, int32_t device);
+int32_t core_spare_frames(Core *core, int32_t device, int32_t group);
+int32_t core_restrict(Core *core, int32_t requester, int32_t only);
+void core_unrestrict(Core *core);
+int32_t core_owners(Core *core, int32_t device, const int32_t *blocks, int32_t nblocks);
+int32_t core_group_tree(Core *core);
+int32_t core_disown(Core *core, int32_t device, int32_t group);
 int32_t core_residency(Core *core, int32_t slot);
 int32_t core_loading(Core *core, int32_t slot);
 int32_t core_row_blocks(Core *core, int32_t slot);

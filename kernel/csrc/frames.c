@@ -19,7 +19,7 @@ void add_copy(Core *core, int32_t b, int32_t device, int32_t f) {
 }
 
 /* A frame for block b, which has none on this device.  Nobody maps it yet. */
-int32_t copy_alloc(Core *core, int32_t device, int32_t b) {
+int32_t copy_alloc(Core *core, int32_t device, int32_t b, int32_t owner) {
     Pool *pool = &core->pools[device];
     if (pool->nfree == 0) return fail(core, CORE_PANIC, "no free frame where one was counted");
     int32_t f = pool->free[--pool->nfree];
@@ -29,6 +29,8 @@ int32_t copy_alloc(Core *core, int32_t device, int32_t b) {
     frame->known = 0;
     frame->block = b;
     frame->indexed = indexed(&core->blocks[b]);
+    frame->owner = (uint16_t)owner;
+    charge(core, device, owner, 1);
     add_copy(core, b, device, f);
     return f;
 }
@@ -45,6 +47,8 @@ int32_t frame_alloc(Core *core, int32_t device, int32_t s) {
     frame->filler = s;
     frame->known = 0;
     frame->block = b;
+    frame->owner = (uint16_t)core->slots[s].group;
+    charge(core, device, frame->owner, 1);
     core->blocks[b].copies[device] = f; /* a free block is blank: block_free made it so */
     return f;
 }
@@ -105,7 +109,7 @@ void frame_retire(Core *core, int32_t device, int32_t f) {
     Frame *frame = &pool->frames[f];
     if (frame->state == VALID && (frame->indexed || saved_tail(&core->blocks[frame->block]))) {
         if (frame->indexed) core->blocks[frame->block].used_ns = core->out.now_ns;
-        pool->reclaimable++;
+        count_reclaimable(core, device, frame->owner, 1);
         stamp_frame(core, device, f);
     } else {
         frame_free(core, device, f);
@@ -137,10 +141,9 @@ void frame_free(Core *core, int32_t device, int32_t f) {
         else
             block_free(core, b);
     }
-    if (frame->stamp) {
-        frame->stamp = 0;
-        pool->reclaimable--;
-    }
+    if (frame->stamp) unstamp(core, device, frame);
+    charge(core, device, frame->owner, -1);
+    frame->owner = 0;
     frame->state = FREE;
     frame->indexed = 0;
     frame->block = -1;
@@ -164,8 +167,7 @@ void leave_tail(Core *core, Slot *slot) {
         if (frame->wired == 0) {
             frame_free(core, d, copies[d]);
         } else if (frame->stamp) { /* no cache any more: freed when its transfer has ended */
-            frame->stamp = 0;
-            core->pools[d].reclaimable--;
+            unstamp(core, d, frame);
         }
     }
 }
@@ -217,7 +219,7 @@ int32_t core_oldest(Core *core, int32_t device, int32_t want) {
         if (i + 12 < pool->ring_length) __builtin_prefetch(&pool->frames[pool->ring_frame[ring_at(pool, i + 12)]]);
         int32_t at = ring_at(pool, i);
         const Frame *frame = &pool->frames[pool->ring_frame[at]];
-        if (frame->stamp == pool->ring_stamp[at]) core->out.list[found++] = frame->block;
+        if (frame->stamp == pool->ring_stamp[at] && may_go(core, device, frame->owner)) core->out.list[found++] = frame->block;
     }
     return core->out.nlist = found;
 }
@@ -245,7 +247,8 @@ int32_t core_evict(Core *core, int32_t device, const int32_t *blocks, int32_t nb
         int32_t f = core->blocks[blocks[i]].copies[device];
         if (f < 0) continue;
         const Frame *frame = &pool->frames[f];
-        if (frame->stamp && frame->refs == 0 && frame->wired == 0 && core->blocks[blocks[i]].children[device] == 0) {
+        if (frame->stamp && frame->refs == 0 && frame->wired == 0 && core->blocks[blocks[i]].children[device] == 0 &&
+            may_go(core, device, frame->owner)) {
             frame_free(core, device, f);
             core->n_evictions++;
             done++;

@@ -243,7 +243,7 @@ static int32_t bring(Core *core, int32_t s, int32_t i, int32_t b, int32_t source
         map_entry(core, s, i, f, core->block_tokens);
         return 0;
     }
-    f = copy_alloc(core, slot->device, b);
+    f = copy_alloc(core, slot->device, b, slot->group);
     TRY(f);
     pool->frames[f].refs = 1;
     pool->frames[f].filler = s;
@@ -262,7 +262,7 @@ static int32_t borrow(Core *core, int32_t s, int32_t i, int32_t b, int32_t n, in
     map_entry(core, s, i, own, rest < core->block_tokens ? rest : core->block_tokens);
     TRY(load_from(core, b, sources, slot->device, own));
     core->pools[slot->device].frames[own].filler = s;
-    core->pools[slot->device].frames[own].known = n;
+    core->pools[slot->device].frames[own].known = (int16_t)n;
     return 1;
 }
 
@@ -316,14 +316,11 @@ static int32_t resume(Core *core, int32_t s, int32_t i, int32_t sources, int32_t
         int32_t own = frame_alloc(core, slot->device, s);
         TRY(own);
         map_entry(core, s, i, own, rest < size ? rest : size);
-        pool->frames[own].known = n;
+        pool->frames[own].known = (int16_t)n;
         slot->pending_src = f;
         slot->pending_entry = i;
         if (pool->frames[f].wired++ == 0) pool->wired++;
-        if (pool->frames[f].stamp) { /* no victim before the copy is made */
-            pool->frames[f].stamp = 0;
-            pool->reclaimable--;
-        }
+        if (pool->frames[f].stamp) unstamp(core, slot->device, &pool->frames[f]); /* no victim before the copy is made */
         core->n_cow++;
     } else {
         int32_t done = borrow(core, s, i, b, n, sources);
@@ -333,6 +330,28 @@ static int32_t resume(Core *core, int32_t s, int32_t i, int32_t sources, int32_t
     core->n_partial_tokens += n;
     if (rest >= size) TRY(index_entry(core, s, i));
     return 1;
+}
+
+/* The first of the slot's group and those above it that `fresh` frames more would bring over its limit; 0: none.
+ * *missing > 0: even without its reclaimable blocks, but for the first `hits` of core->hits, which the slot maps. */
+static int32_t over_limit(Core *core, const Slot *slot, int32_t fresh, int32_t hits, int32_t *missing) {
+    const Pool *pool = &core->pools[slot->device];
+    int32_t first = 0;
+    for (int32_t g = slot->group; g; g = core->above[g]) {
+        const Account *account = &core->accounts[slot->device][g];
+        int32_t more = account->used + fresh - account->hard, own = account->reclaimable;
+        if (!account->hard || more <= 0) continue;
+        for (int32_t k = 0; k < hits; k++) {
+            const Frame *frame = &pool->frames[core->blocks[core->hits[k]].copies[slot->device]];
+            own -= frame->stamp && within(core, frame->owner, g);
+        }
+        if (more > own) {
+            *missing = more - own;
+            return g;
+        }
+        if (!first) first = g;
+    }
+    return first;
 }
 
 int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int32_t first_load, int32_t partial) {
@@ -354,7 +373,17 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int3
     if (keeps_tail) nchain = 0;
     int32_t fresh = needed - tail - hits - keeps_tail;
     if (keeps_tail && tail_written(core, slot) && !writable(core, s, tail)) fresh++;
-    int64_t available = (int64_t)pool->nfree + pool->reclaimable - held;
+    int32_t own_group = 0, own_short = 0;
+    core->out.group = slot->group;
+    if (fresh && core->nhard[slot->device]) {
+        own_group = over_limit(core, slot, fresh, hits, &own_short);
+        if (own_short > 0) {
+            core->out.group = own_group;
+            return admitted(&core->out, STATUS_OWN_NOROOM, own_short, 0, 0);
+        }
+    }
+    int64_t available = (int64_t)pool->nfree + spare_frames(core, slot->device, slot->group);
+    if (available > (int64_t)pool->nfree + pool->reclaimable - held) available = (int64_t)pool->nfree + pool->reclaimable - held;
     int32_t first_frame = hits ? core->blocks[core->hits[0]].copies[slot->device] : -1;
     if (hits && tail < slot->nframes && slot->frames[tail] != first_frame) {
         const Frame *old = frame_of(core, slot, tail); /* the partial tail that a whole block replaces */
@@ -377,6 +406,12 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int3
         for (int32_t k = 0; k < hits; k++)
             map_entry(core, s, tail + k, core->blocks[core->hits[k]].copies[slot->device], size);
         core->n_hits += hits;
+    }
+    for (int32_t g = own_group ? slot->group : 0; g; g = core->above[g]) { /* (what was unmapped may have made room) */
+        const Account *account = &core->accounts[slot->device][g];
+        if (!account->hard || account->used + fresh <= account->hard) continue;
+        core->out.group = g;
+        return admitted(&core->out, STATUS_OWN_EVICT, account->used + fresh - account->hard, hits, 0);
     }
     if (fresh > pool->nfree) return admitted(&core->out, STATUS_EVICT, fresh - pool->nfree, hits, 0);
     core->n_misses += blocks_in(core, slot->length) - tail - nchain;

@@ -270,12 +270,22 @@ static void rotate(Pool *pool, int32_t gone) {
     pool->run_spare = spare;
 }
 
+/* A slot of this group needs a frame.  Room is made for the first group that has no guarantee to call on, else the first. */
+static void grows(Core *core, int32_t device, int32_t group) {
+    for (int32_t g = group; g; g = core->above[g]) core->need[g]++;
+    if (core->out.group < 0 || (entitled(core, device, core->out.group) && !entitled(core, device, group)))
+        core->out.group = group;
+}
+
 int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8_t *prefill, int32_t nprefill) {
     CHECK_DEVICE(core, device);
     Pool *pool = &core->pools[device];
     CoreOut *out = &core->out;
     if (pool->nflight) return fail(core, CORE_PANIC, "plan: device %d has a pass in flight", device);
     core->passes++;
+    bool groups = core->nhard[device] || core->nsoft[device];
+    if (groups) memset(core->need, 0, (size_t)core->ngroups * sizeof *core->need);
+    out->group = -1;
     int32_t ndecode = max_sequences > nprefill ? max_sequences - nprefill : 0, fresh = 0;
     if (ndecode > pool->nrun) ndecode = pool->nrun;
     size_t tokens = (size_t)ndecode;
@@ -284,6 +294,7 @@ int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8
         int32_t more = growth(core, pool->run[k]);
         TRY(more);
         fresh += more;
+        if (more && groups) grows(core, device, core->slots[pool->run[k]].group);
         TRY(join_pass(core, pool->run[k], FLAG_SAMPLE));
     }
     for (int32_t k = 0; k < nprefill; k++) {
@@ -291,15 +302,27 @@ int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8
         TRY(check_chunk(core, device, &chunk));
         TRY(join_pass(core, chunk.slot, chunk.flags));
         tokens += (size_t)chunk.ntokens;
-        fresh += chunk_growth(core, &chunk);
+        int32_t more = chunk_growth(core, &chunk);
+        fresh += more;
+        if (more && groups) grows(core, device, core->slots[chunk.slot].group);
     }
     TRY(reserve_pass(core, (size_t)ndecode + (size_t)nprefill, tokens));
     out->status = STATUS_OK;
     out->shortage = out->sequences = out->histories = out->samples = out->ntokens = out->ncopies = 0;
+    for (int32_t g = 1; fresh && core->nhard[device] && g < core->ngroups; g++) {
+        const Account *account = &core->accounts[device][g];
+        int32_t more = account->used + core->need[g] - account->hard;
+        if (!account->hard || !core->need[g] || more <= 0) continue;
+        out->status = more <= account->reclaimable ? STATUS_OWN_EVICT : STATUS_OWN_NOROOM;
+        out->shortage = more - (out->status == STATUS_OWN_NOROOM ? account->reclaimable : 0);
+        out->group = g;
+        return 0;
+    }
     if (fresh > pool->nfree) {
-        int32_t shortage = fresh - pool->nfree;
-        out->status = shortage <= pool->reclaimable ? STATUS_EVICT : STATUS_NOROOM;
-        out->shortage = shortage - (out->status == STATUS_NOROOM ? pool->reclaimable : 0);
+        if (out->group < 0) out->group = 0;
+        int32_t shortage = fresh - pool->nfree, spare = spare_frames(core, device, out->group);
+        out->status = shortage <= spare ? STATUS_EVICT : STATUS_NOROOM;
+        out->shortage = shortage - (out->status == STATUS_NOROOM ? spare : 0);
         return 0;
     }
     if (ndecode < pool->nrun) rotate(pool, ndecode);
@@ -321,6 +344,7 @@ int32_t core_plan(Core *core, int32_t device, int32_t max_sequences, const uint8
 static int32_t computed(Core *core, int32_t s, int32_t end) {
     Slot *slot = &core->slots[s];
     int32_t begin = slot->computed;
+    for (int32_t g = slot->group; g; g = core->above[g]) core->served[g] += end > begin ? end - begin : 1;
     if (end <= begin) {
         slot->computed_total++; /* only the last token again, for its logits */
         return 0;

@@ -48,7 +48,7 @@ static int32_t take_slot(Core *core, int32_t device, int32_t domain, Key root) {
     slot->domain = domain;
     slot->root = root;
     slot->pending_src = slot->pending_entry = slot->tail_block = -1;
-    slot->tail_end = 0;
+    slot->tail_end = slot->group = 0;
     slot->max_tokens = slot->generated = slot->limit = slot->conn = slot->request = 0;
     slot->computed_total = slot->hit_total = slot->recomputed_total = slot->generated_total = 0;
     memset(slot->template, 0, SEQ_BYTES);
@@ -207,6 +207,7 @@ int32_t core_fork(Core *core, int32_t s, int32_t n) {
     for (int32_t k = 0; k < n; k++) {
         int32_t c = take_slot(core, parent->device, parent->domain, parent->root);
         Slot *child = &core->slots[c];
+        child->group = parent->group;
         if (parent->length) memcpy(child->log, parent->log, (size_t)parent->length * sizeof *child->log);
         if (parent->length >= core->block_tokens)
             memcpy(child->keys, parent->keys, (size_t)blocks_in(core, parent->length) * sizeof *child->keys);

@@ -13,11 +13,11 @@
 #include "siphash.h"
 
 enum { FREE = 0, FILLING = 1, VALID = 2, LOADING = 3 };        /* frames */
-enum { STATUS_OK = 0, STATUS_EVICT = 1, STATUS_NOROOM = 2 };    /* admit, plan */
+enum { STATUS_OK = 0, STATUS_EVICT = 1, STATUS_NOROOM = 2, STATUS_OWN_EVICT = 3, STATUS_OWN_NOROOM = 4 }; /* admit, plan */
 enum { REASON_STOP = 1, REASON_LENGTH = 2 };                    /* commit */
 enum { FLAG_SAMPLE = 1, FLAG_HISTORY = 8 };                     /* kernel/batch.py */
 enum { MAX_DEVICES = 8, SEQ_BYTES = 96, PREFILL_BYTES = 24, ROW_FIELDS = 9, COUNTERS = 11 };
-enum { ROOTS = 1024, MAX_TURN = 65535 };
+enum { ROOTS = 1024, MAX_TURN = 65535, MAX_GROUPS = 1024 };
 
 typedef struct {
     Key key;
@@ -39,11 +39,19 @@ _Static_assert(sizeof(Block) == 128, "two cache lines");
 typedef struct {
     uint64_t stamp; /* 0: not reclaimable */
     int32_t refs, wired, filler, block;
-    int32_t known; /* FILLING or LOADING: first tokens that are valid, or will be */
+    int16_t known;  /* FILLING or LOADING: first tokens that are valid, or will be */
+    uint16_t owner; /* group that it is charged to, 0: nobody */
     uint8_t state;
     uint8_t indexed; /* its block is: repeated here so that decoding need not look at the block */
-    uint8_t mark;    /* scratch of core_wired_frames */
+    uint8_t mark;    /* scratch of core_wired_frames, evictable, claim and disown */
 } Frame;
+_Static_assert(sizeof(Frame) == 32, "half a cache line");
+
+/* What one group has on one device; its sub-groups' frames count here too. */
+typedef struct {
+    int32_t used, reclaimable;
+    int32_t hard, soft; /* 0: no limit, no guarantee */
+} Account;
 
 typedef struct {
     /* what planning and committing a decode step touch: one cache line */
@@ -59,7 +67,7 @@ typedef struct {
     int64_t max_tokens, generated, limit, computed_total, generated_total;
     int64_t conn, request, hit_total, recomputed_total;
     Key root;
-    int32_t domain, tail_block, tail_end;
+    int32_t domain, tail_block, tail_end, group;
     uint8_t template[SEQ_BYTES];
 } __attribute__((aligned(64))) Slot;
 
@@ -100,6 +108,13 @@ struct Core {
     int32_t *loads, nloads, *found, nfound; /* of the last admission: what it waits for (four numbers each), what it hit */
     size_t loads_room, found_room;
     int32_t roots[ROOTS]; /* by domain: the block indexed last at depth 0, a hint */
+    Account accounts[MAX_DEVICES][MAX_GROUPS];
+    int64_t served[MAX_GROUPS];  /* tokens computed */
+    int32_t need[MAX_GROUPS];    /* scratch of plan and spare */
+    uint16_t above[MAX_GROUPS];  /* the group that contains it, 0: none */
+    int32_t ngroups, nhard[MAX_DEVICES], nsoft[MAX_DEVICES]; /* groups with a limit, with a guarantee */
+    int32_t requester, only; /* of the eviction under way: for whom, and whose blocks alone (0: anybody's) */
+    bool restricted;         /* there is one */
     uint64_t clock;
     uint32_t passes;
     int64_t n_hits, n_misses, n_evictions, n_collisions, n_cow, n_merged, n_indexed, n_freed, n_partial_hits, n_partial_tokens;
@@ -124,7 +139,7 @@ int32_t index_guess(const Core *core, Key key);
 
 /* frames.c */
 int32_t frame_alloc(Core *core, int32_t device, int32_t s);
-int32_t copy_alloc(Core *core, int32_t device, int32_t block);
+int32_t copy_alloc(Core *core, int32_t device, int32_t block, int32_t owner);
 int32_t block_alloc(Core *core);
 void block_blank(Block *block);
 void block_free(Core *core, int32_t block);
@@ -133,6 +148,13 @@ void stamp_frame(Core *core, int32_t device, int32_t f);
 void frame_retire(Core *core, int32_t device, int32_t f);
 void frame_free(Core *core, int32_t device, int32_t f);
 void leave_tail(Core *core, Slot *slot);
+
+/* groups.c */
+bool fits(const Core *core, int32_t device, int32_t group, int32_t frames);
+bool within(const Core *core, int32_t group, int32_t ancestor);
+bool may_go(const Core *core, int32_t device, int32_t owner);
+int32_t spare_frames(Core *core, int32_t device, int32_t group);
+bool entitled(const Core *core, int32_t device, int32_t group);
 
 /* tiers.c */
 int32_t ghost_room(int32_t frames);
@@ -209,13 +231,26 @@ static inline void set_count(Core *core, int32_t s, int32_t i, int32_t count) {
     ((int16_t *)core->pools[slot->device].row_count)[(size_t)s * (size_t)core->entries + (size_t)i] = (int16_t)count;
 }
 
+/* Group `owner`, and those that contain it, have so many frames more on this device. */
+static inline void charge(Core *core, int32_t device, int32_t owner, int32_t frames) {
+    for (int32_t g = owner; g; g = core->above[g]) core->accounts[device][g].used += frames;
+}
+
+static inline void count_reclaimable(Core *core, int32_t device, int32_t owner, int32_t frames) {
+    core->pools[device].reclaimable += frames;
+    for (int32_t g = owner; g; g = core->above[g]) core->accounts[device][g].reclaimable += frames;
+}
+
+/* It is no cache any more. */
+static inline void unstamp(Core *core, int32_t device, Frame *frame) {
+    frame->stamp = 0;
+    count_reclaimable(core, device, frame->owner, -1);
+}
+
 static inline void frame_take(Core *core, int32_t device, int32_t f) {
     Frame *frame = &core->pools[device].frames[f];
     frame->refs++;
-    if (frame->stamp) {
-        frame->stamp = 0;
-        core->pools[device].reclaimable--;
-    }
+    if (frame->stamp) unstamp(core, device, frame);
 }
 
 /* One row entry of slot s less names frame f. */
@@ -255,6 +290,11 @@ static inline void settle_copy(Core *core, Slot *slot) {
     do {                                                                                                     \
         if ((d) < 0 || (d) >= (core)->devices)                                                               \
             return fail(core, CORE_INVALID, "core: device %d does not exist", d);                            \
+    } while (0)
+#define CHECK_GROUP(core, g)                                                                                 \
+    do {                                                                                                     \
+        if ((g) < 0 || (g) >= (core)->ngroups)                                                               \
+            return fail(core, CORE_INVALID, "core: group %d does not exist", g);                             \
     } while (0)
 #define CHECK_IDLE(core, slot)                                                                               \
     do {                                                                                                     \

@@ -188,7 +188,10 @@ int32_t core_prioritise(Core *core, int32_t s, int32_t start, int32_t end, int32
     return done;
 }
 
-static bool can_go(const Pool *pool, int32_t f) { return pool->frames[f].stamp && pool->frames[f].wired == 0; }
+static bool can_go(const Core *core, int32_t device, int32_t f) {
+    const Frame *frame = &core->pools[device].frames[f];
+    return frame->stamp && frame->wired == 0 && may_go(core, device, frame->owner);
+}
 
 int32_t core_sample(Core *core, int32_t device, int32_t want, uint64_t seed) {
     CHECK_DEVICE(core, device);
@@ -203,7 +206,7 @@ int32_t core_sample(Core *core, int32_t device, int32_t want, uint64_t seed) {
         state ^= state >> 7;
         state ^= state << 17;
         int32_t f = (int32_t)((state >> 32) * (uint64_t)pool->capacity >> 32);
-        if (!can_go(pool, f) || pool->frames[f].mark || core->blocks[pool->frames[f].block].children[device]) continue;
+        if (!can_go(core, device, f) || pool->frames[f].mark || core->blocks[pool->frames[f].block].children[device]) continue;
         pool->frames[f].mark = 1;
         frames[n] = f;
         list[n++] = pool->frames[f].block;
@@ -221,7 +224,7 @@ int32_t core_evictable(Core *core, int32_t device, const int32_t *blocks, int32_
     for (int32_t k = 0; k < nblocks && n < want; k++) { /* children of those found are taken away, and given back below */
         Block *block = &core->blocks[blocks[k]];
         int32_t f = block->copies[device];
-        if (f < 0 || !can_go(pool, f) || block->children[device] || pool->frames[f].mark) continue;
+        if (f < 0 || !can_go(core, device, f) || block->children[device] || pool->frames[f].mark) continue;
         pool->frames[f].mark = 1;
         core->out.list[n++] = blocks[k];
         if (block->parent >= 0) core->blocks[block->parent].children[device]--;
@@ -237,12 +240,11 @@ int32_t core_evictable(Core *core, int32_t device, const int32_t *blocks, int32_
 int32_t core_chain(Core *core, int32_t device, int32_t leaf, int32_t want) {
     CHECK_DEVICE(core, device);
     CHECK_BLOCKS(core, &leaf, 1, "chain");
-    Pool *pool = &core->pools[device];
     TRY(reserve_list(core, (size_t)(want > 0 ? want : 0)));
     int32_t n = 0;
     for (int32_t b = leaf; b >= 0 && n < want; b = core->blocks[b].parent) {
         int32_t f = core->blocks[b].copies[device];
-        if (f < 0 || !can_go(pool, f) || core->blocks[b].children[device] != (n ? 1 : 0)) break;
+        if (f < 0 || !can_go(core, device, f) || core->blocks[b].children[device] != (n ? 1 : 0)) break;
         core->out.list[n++] = b;
     }
     return core->out.nlist = n;

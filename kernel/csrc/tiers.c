@@ -66,8 +66,8 @@ int32_t core_hit_blocks(Core *core) {
     return core->out.nlist = core->nfound;
 }
 
-static int32_t land_in(Core *core, int32_t device, int32_t b) {
-    int32_t g = copy_alloc(core, device, b);
+static int32_t land_in(Core *core, int32_t device, int32_t b, int32_t owner) {
+    int32_t g = copy_alloc(core, device, b, owner);
     TRY(g);
     core->pools[device].frames[g].state = LOADING;
     wire(&core->pools[device], g);
@@ -86,7 +86,8 @@ int32_t core_begin_copy(Core *core, int32_t source, int32_t target, const int32_
         if (f < 0 || here->frames[f].state != VALID || core->blocks[b].copies[target] >= 0) continue;
         if (!here->frames[f].indexed && !saved_tail(&core->blocks[b])) continue; /* private: nobody could find the copy */
         if (!there->nfree) break;
-        int32_t g = land_in(core, target, b);
+        if (!fits(core, target, here->frames[f].owner, 1)) continue;
+        int32_t g = land_in(core, target, b, here->frames[f].owner);
         TRY(g);
         wire(here, f);
         core->out.list[n++] = b;
@@ -107,7 +108,7 @@ int32_t core_save_tail(Core *core, int32_t s, int32_t target) {
     core->out.nlist = 0;
     if (!n || i >= slot->nframes || slot->pending_entry == i || slot->tail_end == slot->computed) return 0;
     int32_t f = slot->frames[i];
-    if (pool->frames[f].state == LOADING || !there->nfree || !core->nfree_blocks) return 0;
+    if (pool->frames[f].state == LOADING || !there->nfree || !core->nfree_blocks || !fits(core, target, slot->group, 1)) return 0;
     if (pool->frames[f].state == FILLING && pool->frames[f].indexed) return 0; /* whoever fills it next begins at its first token */
     leave_tail(core, slot);
     int32_t b = block_alloc(core);
@@ -121,7 +122,7 @@ int32_t core_save_tail(Core *core, int32_t s, int32_t target) {
            (size_t)n * sizeof *slot->log);
     slot->tail_block = b;
     slot->tail_end = slot->computed;
-    int32_t g = land_in(core, target, b);
+    int32_t g = land_in(core, target, b, slot->group);
     TRY(g);
     wire(pool, f);
     core->out.list[0] = b;
@@ -256,12 +257,13 @@ int32_t core_unclaim(Core *core, int32_t device, int32_t f) {
 }
 
 int32_t core_adopt(Core *core, int32_t device, int32_t f, int32_t domain, const uint8_t *root, int32_t parent,
-                   const uint8_t *tokens, int32_t ntokens) {
+                   const uint8_t *tokens, int32_t ntokens, int32_t group) {
     CHECK_DEVICE(core, device);
+    CHECK_GROUP(core, group);
     Pool *pool = &core->pools[device];
     if (!claimed(pool, f) || ntokens != core->block_tokens || parent >= core->nblocks)
         return fail(core, CORE_PANIC, "adopt: frame %d of device %d was not claimed, or the block is not full", f, device);
-    if (parent >= 0 && !indexed(&core->blocks[parent])) return -1;
+    if ((parent >= 0 && !indexed(&core->blocks[parent])) || !fits(core, device, group, 1)) return -1;
     size_t size = (size_t)core->block_tokens;
     int32_t *log = malloc(size * sizeof *log); /* aligned */
     if (!log) return fail(core, CORE_NOMEM, "core: no memory for a block's tokens");
@@ -297,8 +299,10 @@ int32_t core_adopt(Core *core, int32_t device, int32_t f, int32_t domain, const 
     add_copy(core, b, device, f);
     frame->state = VALID;
     frame->wired = 0;
+    frame->owner = (uint16_t)group;
+    charge(core, device, group, 1);
     pool->wired--;
-    pool->reclaimable++;
+    count_reclaimable(core, device, group, 1);
     stamp_frame(core, device, f);
     return b;
 }

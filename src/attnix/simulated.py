@@ -369,6 +369,8 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "ps": calls.PsArgs,
     "getrusage": calls.GetrusageArgs,
     "setpriority": calls.SetpriorityArgs,
+    "setlimit": calls.SetlimitArgs,
+    "groups": calls.GroupsArgs,
     "alloc_context": calls.AllocContextArgs,
     "fork": calls.ForkArgs,
     "append": calls.AppendArgs,

@@ -22,7 +22,7 @@ from attnix.kernel.core import Core
 from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.fsck import fsck_core
 from attnix.kernel.geometry import RowLayout
-from attnix.kernel.records import EVICT, FILLING, NOROOM, OK, PREFILL, VALID, Admit
+from attnix.kernel.records import EVICT, FILLING, NOROOM, OK, OWN_EVICT, OWN_NOROOM, PREFILL, VALID, Admit
 from attnix.kernel.twin import TwinCore
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ DEVICE_TABLES: Final = (
     "run_slots", "flight_length",
 )  # fmt: skip
 SLOT_TABLES: Final = ("slot_row", "pagemap", "pending_copy", "slot_device", "is_running", "in_flight")
+GROUPS: Final = {1: 0, 2: 1, 3: 1, 4: 0}  # number -> the group that contains it; nobody is 0
 ROOTS: Final = {domain: bytes([domain]) * 16 for domain in (1, 2)}
 
 
@@ -44,7 +45,7 @@ PROMPTS: Final = ((0,) * 12, (0,) * 8 + (1,) * 4, (1, 0) * 6)
 WEIGHTS: Final = {
     "open_slot": 6, "append": 4, "truncate": 2, "drop": 1, "close": 4, "fork": 6, "admit": 14, "evict": 3, "generate": 3,
     "start": 5, "stop": 1, "advance": 3, "plan": 8, "commit": 8, "fail_pass": 2, "lose": 1, "compute_some": 24,
-    "cut_and_regrow": 6, "same_prompt": 6,
+    "cut_and_regrow": 6, "same_prompt": 6, "bound": 3, "regroup": 3, "restrict": 2, "disown": 1,
 }  # fmt: skip
 CALLS: Final = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
 
@@ -94,6 +95,8 @@ class CoreMachine(RuleBasedStateMachine):
         self.logs: dict[int, list[int]] = {}
         self.domains: dict[int, int] = {}
         self.contents = [[[GARBAGE] * self.size for _ in range(frames)] for frames in self.capacities]
+        for group, above in GROUPS.items():
+            self.cores.define_group(group, above)
         self.plans: dict[int, Any] = {}
         self.frozen: dict[int, dict[int, bytes]] = {}
 
@@ -141,6 +144,7 @@ class CoreMachine(RuleBasedStateMachine):
             tokens = data.draw(st.sampled_from(PROMPTS))[: data.draw(st.integers(0, 12))]
             self.logs[s] = list(tokens)
             self.domains[s] = domain
+            self.cores.set_group(s, data.draw(st.sampled_from([0, 1, 2, 2, 3, 4])))
             self.cores.append(s, array("i", tokens).tobytes())
 
     def append(self, data: st.DataObject) -> None:
@@ -191,14 +195,18 @@ class CoreMachine(RuleBasedStateMachine):
         before = self.snapshot()
         extra = self.admission(data)
         result: Admit = self.cores.admit(s, reserve, *extra)
-        if result.status == NOROOM:
+        if result.status in (NOROOM, OWN_NOROOM):
             assert self.snapshot() == before, "a refused admission changed something"
             return False
-        if result.status == EVICT:
-            if give_up or not self.make_room(device, result.shortage_frames):
+        for _ in range(4):  # the limits of two levels, and the device's own
+            if result.status not in (EVICT, OWN_EVICT):
+                break
+            if give_up or not self.room_for(device, result):
                 return False
             result = self.cores.admit(s, reserve, *extra)
-            assert result.status == OK, f"admit after EVICT: {result}"
+        if result.status in (NOROOM, OWN_NOROOM):
+            return False  # what was evicted for one limit may have been what another counted on
+        assert result.status == OK, f"admit after EVICT: {result}"
         assert self.admitted(s)
         if result.new_frames:
             self.reserved(device, reserve, s)
@@ -217,6 +225,73 @@ class CoreMachine(RuleBasedStateMachine):
 
     def loading(self, s: int, result: Admit) -> None:
         assert not result.loads and not self.cores.loads()
+
+    def room_for(self, device: int, result: Any) -> bool:
+        """As the kernel does it: among the group's own blocks at its limit, else not among what others are guaranteed."""
+        own = result.status == OWN_EVICT
+        guarantees = any(self.twin.account(device, g).soft for g in GROUPS)
+        if not own and not guarantees:
+            return self.make_room(device, result.shortage_frames)
+        self.cores.restrict(result.group, result.group if own else 0)
+        kept = {g: self.twin.account(device, g) for g in GROUPS}
+        short: int = result.shortage_frames
+        while short > 0 and (victims := self.cores.evictable(device, self.cores.oldest(device, 99), short)):
+            done: int = self.cores.evict(device, victims)
+            if not done:
+                break
+            short -= done
+        for g, before in kept.items():
+            now = self.twin.account(device, g).used
+            inside = result.group in (g, *(x for x, above in GROUPS.items() if above == g))
+            foreign = GROUPS[g] and GROUPS[g] not in (result.group, GROUPS.get(result.group))
+            assert inside or foreign or now >= min(before.used, before.soft), f"group {g} is below its guarantee"
+            assert not own or inside or now == before.used or GROUPS[g] == result.group, "others paid"
+        self.cores.unrestrict()
+        return short <= 0
+
+    def bound(self, data: st.DataObject) -> None:
+        """A limit that is not below what the group has, as the kernel sees to, and any guarantee."""
+        device = data.draw(st.integers(0, len(self.capacities) - 1))
+        group = data.draw(st.integers(1, 4))
+        used = self.twin.account(device, group).used
+        hard = data.draw(st.sampled_from([0, 0, 1, 3, 5]))
+        self.cores.set_bounds(device, group, data.draw(st.sampled_from([0, 0, 1, 2])), max(hard, used) if hard else 0)
+
+    def regroup(self, data: st.DataObject) -> None:
+        s = self.choose(data, list(self.logs))
+        if s is not None:
+            self.cores.set_group(s, data.draw(st.integers(0, 4)))
+
+    def restrict(self, data: st.DataObject) -> None:
+        """Everything that looks for victims, with a restriction."""
+        device = data.draw(st.integers(0, len(self.capacities) - 1))
+        self.cores.restrict(data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4)))
+        blocks = self.cores.oldest(device, 99)
+        self.cores.evictable(device, blocks, 3)
+        self.cores.sample(device, 3, data.draw(st.integers(0, 99)))
+        for b in blocks[:2]:
+            self.cores.chain(device, b, 4)
+        if data.draw(st.booleans()):
+            self.cores.evict(device, blocks)
+        self.cores.unrestrict()
+        self.cores.owners(device, blocks)
+        assert self.cores.group_tree() == [0, *GROUPS.values()]
+
+    def disown(self, data: st.DataObject) -> None:
+        self.cores.disown(data.draw(st.integers(0, len(self.capacities) - 1)), data.draw(st.integers(0, 4)))
+
+    @invariant()
+    def accounts(self) -> None:
+        """Equal in both cores, and never above a limit."""
+        for d in range(len(self.capacities)):
+            owners = array("H", self.cores.frame_owners(d))
+            for g in GROUPS:
+                account = self.cores.account(d, g)
+                assert account.used == sum(1 for o in owners if o and g in (o, GROUPS[o])), "I8"
+                assert not account.hard or account.used <= account.hard, f"group {g} is over its limit on {d}"
+                self.cores.spare_frames(d, g)
+        for g in GROUPS:
+            self.cores.served(g)
 
     def make_room(self, device: int, shortage: int) -> bool:
         """False: frames that could go are being copied."""
@@ -294,13 +369,13 @@ class CoreMachine(RuleBasedStateMachine):
             return
         most = data.draw(st.integers(1, 5))
         chunks = self.chunks(data, device, data.draw(st.integers(1, 9)))
-        for _ in range(3):
+        for _ in range(6):  # limits of several groups, and the device's own
             plan = self.cores.plan(device, most, b"".join(chunks))
             if plan.status == OK:
                 break
             assert not plan.sequences and not plan.seqs
-            if plan.status == EVICT:
-                if not self.make_room(device, plan.shortage_frames):
+            if plan.status in (EVICT, OWN_EVICT):
+                if not self.room_for(device, plan):
                     return
             else:
                 return

@@ -119,3 +119,17 @@ def test_a_cancel_of_something_else_touches_no_call_that_runs(system: SimulatedS
     assert error.value.code is E.ENOENT
     system.run()
     assert client.result(request).reason == "length"
+
+
+def test_continuing_a_process_that_was_not_stopped_changes_nothing() -> None:
+    """SIGCONT queued a context that was decoding already, which broke the decode set."""
+    system = SimulatedSystem(frames=16, block_tokens=4)
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(range(6)))
+    request = client.post("generate", ctx, 9)
+    system.tick()
+    system.tick()
+    client.call("kill", 0, 18)
+    system.run()
+    assert tokens_of(client.result(request).tokens) == reference_tokens(list(range(6)), 9)

@@ -17,6 +17,9 @@ from attnix.syscalls.types import (
     ContextRow,
     DecisionRow,
     ExplainResult,
+    GroupRow,
+    GroupsResult,
+    LimitRow,
     PagemapResult,
     ProcessRow,
     PsResult,
@@ -24,12 +27,13 @@ from attnix.syscalls.types import (
     TiersResult,
     Usage,
 )
-from attnix.userland.shell import explain, free, pmap, ps, stat, tiers
+from attnix.userland.shell import explain, free, group, pmap, ps, stat, tiers
 
 from .conftest import Attnix
 
 FRAME = 360 << 10
 SECOND = 1_000_000_000
+_FILE = str.maketrans({":": "", "/": "-"})
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
@@ -49,7 +53,9 @@ SECOND_FORK = ContextRow(
 )
 PROCESSES = (
     ProcessRow(1, 0, 1000, "attnix ps", "new", 0, (), 0, 0, 0, 5),
-    ProcessRow(2, 0, 1000, "chat", "ready", 0, (FIRST,), 40 * 23_040, 2 * FRAME, 40, 75 * SECOND, FIRST.usage),
+    ProcessRow(
+        2, 0, 1000, "chat", "ready", 0, (FIRST,), 40 * 23_040, 2 * FRAME, 40, 75 * SECOND, FIRST.usage, "uid:1000"
+    ),
     ProcessRow(
         3,
         2,
@@ -63,6 +69,7 @@ PROCESSES = (
         40,
         3 * SECOND,
         SECOND_FORK.usage,
+        "uid:1000/batch",
     ),
 )
 STORED = 364 << 10  # a stored frame: 4 KiB of header and the same KV
@@ -88,10 +95,30 @@ DECISIONS = ExplainResult(
 )
 
 
+# The two contexts have four frames, two of them shared: the sub-group, whose context is the fork, pays for its tail alone.
+GROUPS = GroupsResult(
+    (
+        GroupRow(
+            "uid:1000", 1000, 100, 3,
+            (LimitRow("hbm", 4, 0, 512), LimitRow("dram", 0, 0, 0), LimitRow("nvme", 0, 0, 0), LimitRow("contexts", 2, 0, 0),
+             LimitRow("tokens_s", 0, 0, 0)),
+            4 * FRAME, 48, 0,
+        ),
+        GroupRow(
+            "uid:1000/batch", 1000, 25, 1,
+            (LimitRow("hbm", 1, 0, 64), LimitRow("dram", 0, 0, 0), LimitRow("nvme", 0, 0, 0), LimitRow("contexts", 1, 0, 8),
+             LimitRow("tokens_s", 120, 0, 200)),
+            2 * FRAME, 8, 17,
+        ),
+    )
+)  # fmt: skip
+
+
 class FixedSystem:
     """A client that always sees the same."""
 
     server = SimpleNamespace(pid=1)
+    asked: tuple[str, str, int, int] = ("", "", 0, 0)
 
     def __enter__(self) -> FixedSystem:
         return self
@@ -105,6 +132,13 @@ class FixedSystem:
     def tiers(self) -> TiersResult:
         return TIERS
 
+    def groups(self, name: str = "") -> GroupsResult:
+        return GroupsResult(tuple(row for row in GROUPS.rows if name in ("", row.name)))
+
+    def setlimit(self, name: str, resource: str, soft: int, hard: int) -> GroupRow:
+        self.asked = (name, resource, soft, hard)
+        return GROUPS.rows[1]
+
     def explain(self, ctx: int, cid: int, block: int) -> ExplainResult:
         return {(0, -1): DECISIONS, (99, -1): ExplainResult(())}[cid, block]
 
@@ -117,7 +151,7 @@ class FixedSystem:
 
 @pytest.fixture(autouse=True)
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ps, pmap, free, stat, tiers, explain):
+    for module in (ps, pmap, free, stat, tiers, explain, group):
         monkeypatch.setattr(module, "call_system", lambda socket, name: FixedSystem())
 
 
@@ -125,18 +159,45 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     "line",
     [
         "ps", "ps -c", "ps -p 3", "pmap", "pmap 11", "free", "stat 12", "tiers", "explain", "explain 99",
-        "ps --json", "pmap 11 --json", "free --json",
+        "ps --json", "pmap 11 --json", "free --json", "group ls", "group ls uid:1000/batch --json",
     ],
 )  # fmt: skip
 def test_golden(attnix: Attnix, line: str) -> None:
     said = attnix(*line.split())
     assert (said.err, said.status) == ("", 0)
-    path = GOLDEN / f"{line.replace(' ', '_').replace('--', '')}.txt"
+    path = GOLDEN / f"{line.replace(' ', '_').replace('--', '').translate(_FILE)}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(said.out)
     assert said.out == path.read_text()
 
 
-@pytest.mark.parametrize("name", ["ps.txt", "pmap.txt", "free.txt", "pmap_11.txt", "tiers.txt", "explain.txt"])
+@pytest.mark.parametrize(
+    "name", ["group_ls.txt", "ps.txt", "pmap.txt", "free.txt", "pmap_11.txt", "tiers.txt", "explain.txt"]
+)
 def test_it_fits_into_eighty_columns_or_a_hundred(name: str) -> None:
     assert max(map(len, (GOLDEN / name).read_text().splitlines())) <= 96
+
+
+@pytest.mark.parametrize(
+    ("options", "soft", "hard"),
+    [
+        (["--hard", "64"], -1, 64),
+        (["--hard", "1MiB"], -1, 2),  # 1,024 KiB: two frames of 360 KiB and a rest
+        (["--soft", "1MiB"], 3, -1),
+        (["--hard", "none", "--soft", "none"], 0, 0),
+    ],
+)
+def test_amounts_of_a_limit(
+    attnix: Attnix, monkeypatch: pytest.MonkeyPatch, options: list[str], soft: int, hard: int
+) -> None:
+    system = FixedSystem()
+    monkeypatch.setattr(group, "call_system", lambda socket, name: system)
+    assert attnix("group", "set", "uid:1000/batch", "hbm", *options).status == 0
+    assert system.asked == ("uid:1000/batch", "hbm", soft, hard)
+
+
+@pytest.mark.parametrize(
+    "options", [["hbm"], ["hbm", "--hard", "lots"], ["contexts", "--hard", "1MiB"], ["hbm", "--hard", "1KiB"]]
+)
+def test_amounts_that_are_none(attnix: Attnix, options: list[str]) -> None:
+    assert attnix("group", "set", "uid:1000/batch", *options).status == 2

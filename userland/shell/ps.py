@@ -22,6 +22,7 @@ def ps(
     """List processes (this command's own left out).
 
     KV is all of a process's tokens in hbm; PSS divides each shared frame by its sharers, so PSS adds up to what is used.
+    GROUP is a uid, or a uid and the name of a sub-group of its.
     """
     with call_system(socket, "ps") as system:
         rows = system.ps(pid).processes
@@ -35,10 +36,12 @@ def ps(
 
 def process_table(rows: tuple[ProcessRow, ...], contexts: bool) -> Table:
     """A line per process; with `contexts` one more per context, indented."""
-    made = table(">PID", ">PPID", "NAME", "STATE", ">NI", ">CTX", ">TOKENS", ">KV", ">PSS", ">COMPUTED", ">HIT", ">AGE")
+    made = table(
+        ">PID", ">PPID", "GROUP", "NAME", "STATE", ">NI", ">CTX", ">TOKENS", ">KV", ">PSS", ">COMP", ">HIT", ">AGE"
+    )
     for row in rows:
         made.add_row(
-            str(row.pid), str(row.parent), row.name or "-", row.state, str(row.nice), str(len(row.contexts)),
+            str(row.pid), str(row.parent), row.group.removeprefix("uid:") or "-", row.name or "-", row.state, str(row.nice), str(len(row.contexts)),
             count(row.tokens), size(row.kv_bytes), size(row.proportional_bytes), count(row.usage.computed_tokens),
             count(row.usage.hit_tokens), age(row.age_ns),
         )  # fmt: skip
@@ -49,6 +52,6 @@ def process_table(rows: tuple[ProcessRow, ...], contexts: bool) -> Table:
 
 def _context_cells(row: ContextRow) -> tuple[str, ...]:
     return (
-        "", "", f"  cid {row.cid}", row.state, "", row.device, count(row.tokens), size(row.kv_bytes),
+        "", "", "", f"  cid {row.cid}", row.state, "", row.device, count(row.tokens), size(row.kv_bytes),
         size(row.proportional_bytes), count(row.usage.computed_tokens), count(row.usage.hit_tokens), "",
     )  # fmt: skip
