@@ -34,9 +34,9 @@ NICE_JOBS: Final = 64  # later jobs that may overtake a job, per step of nice be
 STEP_TOKENS: Final = 512  # sysctl sched.step_tokens: token budget of one forward
 MAX_RUNNING: Final = 256  # sysctl sched.max_running: sequences in one forward
 WATERMARK_PERMILLE: Final = 10  # sysctl sched.watermark_permille: frames kept free for growth at admission
-GROWTH_PERMILLE: Final = 700  # sysctl sched.growth_permille: quantile of what running generations still grow by
-THRASH_HIGH_PERMILLE: Final = 200  # sysctl load.thrash_high_permille: of the work is done twice: fewer run at once
-THRASH_LOW_PERMILLE: Final = 50  # sysctl load.thrash_low_permille: more run again
+GROWTH_PERMILLE: Final = 500  # sysctl sched.growth_permille: quantile of what running generations still grow by
+THRASH_HIGH_PERMILLE: Final = 400  # sysctl load.thrash_high_permille: of the work is done twice: fewer run at once
+THRASH_LOW_PERMILLE: Final = 100  # sysctl load.thrash_low_permille: more run again
 THRASH_WINDOW_MS: Final = 2000  # sysctl load.thrash_window_ms
 OOM_AFTER_MS: Final = 60_000  # sysctl oom.after_ms: longer than a hung tier is given until its driver is killed
 

@@ -19,7 +19,8 @@ class Judged:
     """A guard without a machine around it: `window` is what one window saw."""
 
     def __init__(self) -> None:
-        self.system = SimulatedSystem(core=Core)
+        thresholds: dict[str, int | str] = {"load.thrash_high_permille": 200, "load.thrash_low_permille": 50}
+        self.system = SimulatedSystem(core=Core, sysctl=thresholds)
         self.machine = self.system.kernel.machine
         self.scheduler = self.machine.schedulers[0]
         self.guard = Guard(self.machine, 0)
@@ -163,7 +164,9 @@ def test_the_reserve_does_not_leave_memory_idle() -> None:
 
 @pytest.mark.parametrize("core", [TwinCore, Core])
 def test_a_crowd_that_thrashes_is_made_smaller_and_everybody_is_served(core: CoreMaker) -> None:
-    sysctl: dict[str, int | str] = {"sched.growth_permille": 0, "load.thrash_window_ms": 100}
+    sysctl: dict[str, int | str] = {
+        "sched.growth_permille": 0, "load.thrash_window_ms": 100, "load.thrash_high_permille": 200,
+    }  # fmt: skip
     guarded = crowd(core, sysctl, rounds=10)
     machine = guarded.kernel.machine
     free = crowd(core, {**sysctl, "load.thrash_high_permille": 1000}, rounds=10).kernel.machine
