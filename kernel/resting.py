@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .lifetimes import Wait
     from .machine import Machine
 
-CANDIDATES: Final = 16  # of each kind, that are compared at a time
+CANDIDATES: Final = 16  # of each kind, that are compared at first
 
 
 class Resting:
@@ -87,10 +87,12 @@ class Resting:
         self._expire()
         seen: set[int] = set()
         ranks = self._m.lifetimes.policy.ranks and self._m.lifetimes.waiting > 0
+        want = CANDIDATES
         while True:
-            fresh = list(islice((c for c in self._order.values() if c.cid not in seen), CANDIDATES))
+            fresh = list(islice((c for c in self._order.values() if c.cid not in seen), want))
             if ranks:
-                fresh = self._ranked(fresh, seen)
+                fresh = self._ranked(fresh, seen, want)
+            want *= 2  # they are small, or cannot go: looking again and again costs more than looking at more
             if not fresh:
                 return
             for context in fresh:
@@ -116,10 +118,10 @@ class Resting:
         self.remove(context)
         return True
 
-    def _ranked(self, fresh: list[Context], seen: set[int]) -> list[Context]:
+    def _ranked(self, fresh: list[Context], seen: set[int], want: int) -> list[Context]:
         looked_at = {c.cid: c for c in fresh}
         back: list[tuple[int, int, Wait]] = []
-        while self._late and len(back) < CANDIDATES + len(seen):
+        while self._late and len(back) < want + len(seen):
             entry = heapq.heappop(self._late)
             if not self._files(entry):
                 continue
