@@ -97,10 +97,11 @@ CALLS: Final[tuple[Call, ...]] = (
         Set the nice value of a process, from -20 (first) to 19 (last), and how willingly it is ended when memory runs
         out, from -1000 (never) to 1000 (first).  Below 0 only by the daemon's own user.
         """),
-    _call(9, "setlimit", _PROCESS, c.SetlimitArgs, c.GroupRow, "EACCES ENOENT", """
+    _call(9, "setlimit", _PROCESS, c.SetlimitArgs, c.GroupRow, "EACCES EBUSY", """
         Set a limit of a group, or its weight; the result is the group as it is then.  `hard` is never exceeded, `soft` is
         what no other group can take away.  A uid's own group is set by the daemon's user, its sub-groups by the uid,
-        within what the uid has.
+        within what the uid has; one that is not there yet is made.  A limit below what the group has makes it give up
+        what is idle; when that is not enough, nothing changes (EBUSY says what it uses).
         """, since=3),
     _call(10, "groups", _PROCESS, c.GroupsArgs, c.GroupsResult, "ENOENT EACCES E2BIG", """
         Groups with their limits and what they use: each frame is charged to one group, the one whose context first
@@ -140,7 +141,7 @@ CALLS: Final[tuple[Call, ...]] = (
         generation on it goes on without its client.  A name that another context has is EEXIST, or with `replace`
         taken from it; that one goes when nobody holds it.
         """, since=2),
-    _call(31, "open", _CONTEXT, c.OpenArgs, c.OpenResult, "ENOENT EBUSY ENOMEM", """
+    _call(31, "open", _CONTEXT, c.OpenArgs, c.OpenResult, "ENOENT EBUSY ENOMEM EDQUOT", """
         A handle to a named context of the caller's uid.  It moves into the caller's process; when another connection
         holds it, that is EBUSY.  With `fork` the handle is to a private copy and the context itself stays where it is.
         """, since=2),
@@ -151,7 +152,7 @@ CALLS: Final[tuple[Call, ...]] = (
         Write contexts into one file of the state directory, whole or not at all; an earlier snapshot of that name stays
         until the new one is complete.  A context that generates is EBUSY.  Without a state directory it is ENOSYS.
         """, since=2),
-    _call(34, "restore", _CONTEXT, c.RestoreArgs, c.RestoreResult, "ENOENT ECORRUPT ENOMEM E2BIG EIO ENOSYS", """
+    _call(34, "restore", _CONTEXT, c.RestoreArgs, c.RestoreResult, "ENOENT ECORRUPT ENOMEM EDQUOT E2BIG EIO ENOSYS", """
         Make new contexts, in the caller's process, of those in a snapshot of the caller's uid: all or none.  A file
         that is damaged, or was made under another identity (`field` names what differs), is ECORRUPT.
         """, since=2),
@@ -171,11 +172,11 @@ CALLS: Final[tuple[Call, ...]] = (
         need a tokenizer (ENOSYS without one).  `tpot_ms` limits how long prompts may make the passes that it decodes in;
         under `sched.policy` `deadline` a generation that would miss a target is EAGAIN with `retry_after_ms`.
         """),
-    _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
+    _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
         The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  Beam search,
         constrained decoding and speculation are programs over this.
         """),
-    _call(42, "score", _COMPUTE, c.ScoreArgs, c.ScoreResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
+    _call(42, "score", _COMPUTE, c.ScoreArgs, c.ScoreResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
         The log-probability of each of `tokens` as the continuation of the context, which stays as it is.
         """),
     _call(43, "cancel", _COMPUTE, c.CancelArgs, c.Empty, "ENOENT", """
@@ -189,7 +190,7 @@ CALLS: Final[tuple[Call, ...]] = (
         like `append` when it is idle.
         """, since=3),
     _call(45, "reattach", _COMPUTE, c.ReattachArgs, c.GenerateResult,
-          f"{_HANDLE} ENOENT EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
+          f"{_HANDLE} ENOENT EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
         Go on with a generation on a named or detached context that lost its client, or the daemon under it.  `tokens`
         is what the caller has of it; the stream goes on behind them, and the reply carries the whole.  What the system
         has must agree with them (EINVAL names the first that differs); where the daemon died before it wrote them

@@ -143,7 +143,8 @@ class SyncPlainCalls(ABC):
     def setlimit(self, group: str, resource: str, soft: int = -1, hard: int = -1) -> GroupRow:
         """Set a limit of a group, or its weight; the result is the group as it is then. `hard` is never exceeded,
         `soft` is what no other group can take away. A uid's own group is set by the daemon's user, its sub-groups
-        by the uid, within what the uid has.
+        by the uid, within what the uid has; one that is not there yet is made. A limit below what the group has
+        makes it give up what is idle; when that is not enough, nothing changes (EBUSY says what it uses).
         """
         return self._invoke("setlimit", SetlimitArgs(group, resource, soft, hard), GroupRow)
 
@@ -516,7 +517,8 @@ class AsyncPlainCalls(ABC):
     async def setlimit(self, group: str, resource: str, soft: int = -1, hard: int = -1) -> GroupRow:
         """Set a limit of a group, or its weight; the result is the group as it is then. `hard` is never exceeded,
         `soft` is what no other group can take away. A uid's own group is set by the daemon's user, its sub-groups
-        by the uid, within what the uid has.
+        by the uid, within what the uid has; one that is not there yet is made. A limit below what the group has
+        makes it give up what is idle; when that is not enough, nothing changes (EBUSY says what it uses).
         """
         return await self._invoke("setlimit", SetlimitArgs(group, resource, soft, hard), GroupRow)
 

@@ -97,6 +97,26 @@ def _orphan(core: TwinCore) -> None:
     block.parent = next(i for i, b in enumerate(core._blocks) if not b.indexed)
 
 
+def _charged_too_little(core: TwinCore) -> None:
+    core._accounts[0, 1][0] -= 1
+
+
+def _cache_of_nobody(core: TwinCore) -> None:
+    core._accounts[0, 1][1] += 1
+
+
+def _owner_changed(core: TwinCore) -> None:
+    next(f for f in core._pools[0].frames if f.refs).owner = 0
+
+
+def _over_its_limit(core: TwinCore) -> None:
+    core._accounts[0, 1][3] = 1
+
+
+def _free_but_charged(core: TwinCore) -> None:
+    core._pools[0].frames[core._pools[0].free[-1]].owner = 1
+
+
 @pytest.mark.parametrize(
     ("named", "damage"),
     [
@@ -113,6 +133,11 @@ def _orphan(core: TwinCore) -> None:
         ("I6", _key_finds_nothing),
         ("I6", _orphan),
         ("I7", _computed_beyond_map),
+        ("I8", _charged_too_little),
+        ("I8", _cache_of_nobody),
+        ("I8", _owner_changed),
+        ("I8", _over_its_limit),
+        ("I8", _free_but_charged),
     ],
 )
 def test_each_invariant_is_named_when_it_is_broken(named: str, damage: Callable[[TwinCore], None]) -> None:
@@ -120,6 +145,16 @@ def test_each_invariant_is_named_when_it_is_broken(named: str, damage: Callable[
     damage(core)
     problems = system.kernel.fsck()
     assert any(p.startswith(named) for p in problems), f"{damage.__name__}: {problems}"
+
+
+def test_i8_a_group_that_miscounts_its_contexts() -> None:
+    system, _ = busy_system()
+    group = system.kernel.machine.groups.of_uid(1000)
+    group.contexts -= 1
+    assert any(p.startswith("I8") for p in system.kernel.fsck())
+    group.contexts += 1
+    group.limits["contexts"] = (0, 1)
+    assert any(p.startswith("I8") for p in system.kernel.fsck())
 
 
 def test_i9_a_request_that_nobody_would_answer() -> None:

@@ -433,3 +433,20 @@ def test_one_uid_does_not_see_what_another_does(system: SimulatedSystem) -> None
     other.call("generate", context(other, 5, first=70), 9)
     assert look() == before
     assert system.connect(0).call("vmstat").counters["passes"] > 0  # the administrator sees all
+
+
+@pytest.mark.parametrize("core", [TwinCore, Core])
+def test_what_a_tier_finds_after_a_restart_is_its_uids(core: Any) -> None:
+    """Blocks of sub-domains and of `public` are found again; a uid's are charged to it, as far as its limit allows."""
+    system = SimulatedSystem(frames=12, block_tokens=4, window_tokens=64, core=core, dram=12, nvme=12)
+    client, owner = system.connect(1001), system.connect(1000)
+    owner.call("sysctl", "domain.public", "all")
+    contexts = [context(client, 8, domain=name) for name in ("uid:1001/x", "public")]
+    for ctx in contexts:
+        assert client.call("demote", ctx, "nvme").resident_blocks == 2
+    assert used(system, "uid:1001", 2) == 4
+    system.kill_driver(2)
+    assert (used(system, "uid:1001", 2), system.core.reclaimable_frames(2)) == (2, 4)  # what is public is nobody's
+    for name in ("uid:1001/x", "public"):
+        again = context(client, 9, domain=name)
+        assert client.call("stat", again).usage.nvme_tokens == 8

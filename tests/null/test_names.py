@@ -585,3 +585,28 @@ def test_after_a_crash_a_generation_goes_on_with_what_was_injected(ahead: int) -
     assert result.tokens == twin.result(same).tokens and result.injected == ((4, 2),)
     assert result.tokens_total == len(PROMPT) + 12 + 2
     assert again.disk.records[row.cid].result == result._replace(logprobs=())
+
+
+def test_group_and_domain_of_a_kept_context_come_back_with_it() -> None:
+    """After a crash it waits in its sub-group, and shares with the contexts of its domain only."""
+    system = Durable()
+    client, _ = system.join()
+    pid = client.call("spawn", "", 0, 0, "uid:1000/batch", "uid:1000/x").pid
+    ctx = client.call("alloc_context", pid).ctx
+    client.call("append", ctx, ints(PROMPT))
+    client.call("publish", ctx, "n")
+    system.run()
+    system = crash(system)
+    other, _ = system.join()
+    assert {row.name: row.limits[3].used for row in other.call("groups").rows} == {"uid:1000": 1, "uid:1000/batch": 1}
+    ctx = other.call("open", "n").ctx  # it is of the process that holds it from now on
+    assert other.call("groups", "uid:1000/batch").rows[0].limits[3].used == 0
+    other.call("generate", ctx, 1)
+    block = system.kernel.machine.config.block_tokens
+    whole = (len(PROMPT) - 1) // block * block
+    assert whole > 0
+    for domain, hits in (("", 0), ("uid:1000/x", whole)):
+        again = other.call("alloc_context", 0, "", domain).ctx
+        other.call("append", again, ints(PROMPT))
+        system.run()
+        assert other.call("stat", again).usage.hit_tokens == hits

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
+=======
+import zlib
+>>>>>>> groups
 import contextlib
 import os
 import sqlite3
@@ -9,7 +13,11 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 import msgpack
+=======
+import msgspec
+>>>>>>> groups
 import pytest
 
 from attnix.kernel.calls import GenerateArgs, GenerateResult, Usage
@@ -54,6 +62,19 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert (restored.pid, restored.cid, restored.boots, said) == (11, 12, 1, [])
     assert [c.record for c in restored.contexts] == [first, second]
     assert [c.log for c in restored.contexts] == [ints([1, 2, 3]), b""]
+
+
+def test_group_and_domain_are_kept_and_older_journals_have_none(tmp_path: Path) -> None:
+    first = record(7, group="uid:1000/a", domain="public")
+    write(tmp_path, first, LogRecord(7, 0, b""), record(8), LogRecord(8, 0, b""))
+    rest = msgspec.msgpack.encode((None, None))  # as version 0.3 wrote it
+    checksum = zlib.crc32(msgspec.msgpack.encode((8, 1000, "n", 0, "digest", rest)))
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db, db:
+        db.execute("update contexts set rest = ?, sum = ? where cid = 8", (rest, checksum))
+    file, said = opened(tmp_path)
+    restored = file.load()
+    file.close()
+    assert [c.record for c in restored.contexts] == [first, record(8)] and said == []
 
 
 def test_a_log_is_cut_and_grows_anywhere(tmp_path: Path) -> None:
