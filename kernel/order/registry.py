@@ -10,7 +10,7 @@ from .protocol import OrderPolicy
 
 Factory = Callable[[], OrderPolicy]
 
-DEFAULT: Final = "fcfs"
+DEFAULT: Final = "shortest_prefill"
 BUILT_IN: Final = {
     "deadline": "Deadline",
     "fcfs": "Fcfs",
