@@ -158,7 +158,10 @@ def test_a_pinned_context_stays_until_its_time_is_over(core: CoreMaker) -> None:
     kept = settled(client, log)
     client.call("pin", kept, 50)
     error = refused(client, "demote", kept, "dram")
-    assert (error.code, message_of(error)) == (E.EBUSY, "the context is pinned for another 50 ms: unpin it before you demote")
+    assert (error.code, message_of(error)) == (
+        E.EBUSY,
+        "the context is pinned for another 50 ms: unpin it before you demote",
+    )
     assert refused(client, "evict", kept).code is E.EBUSY
     for n in range(2, 6):
         settled(client, prompt(n, 28))

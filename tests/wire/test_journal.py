@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
-import zlib
->>>>>>> groups
 import contextlib
 import os
 import sqlite3
+import zlib
 from array import array
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 import msgpack
-=======
 import msgspec
->>>>>>> groups
 import pytest
 
 from attnix.kernel.calls import GenerateArgs, GenerateResult, Usage
