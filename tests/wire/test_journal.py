@@ -302,7 +302,7 @@ def test_a_journal_from_before_there_were_waits(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db:
         db.execute("drop table tools")
         (rest,) = db.execute("select rest from contexts").fetchone()
-        (args, start, injected), result = msgpack.unpackb(rest)
+        (args, start, injected), result, _group, _domain = msgpack.unpackb(rest)
         assert (start, injected) == (3, [])
         old = msgpack.packb(([args, start], result))
         assert isinstance(old, bytes)
