@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 import contextlib
 import os
 import sqlite3
+import zlib
 from pathlib import Path
 from typing import Any
 
