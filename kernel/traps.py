@@ -228,8 +228,8 @@ def kill(m: Machine, connection: Connection, call: Syscall, args: c.KillArgs) ->
         for context in process.contexts.values():
             m.schedulers[context.device].hold(context)
     elif args.signal == SIGCONT:
-        process.stopped = False
-        for context in process.contexts.values():
+        stopped, process.stopped = process.stopped, False
+        for context in process.contexts.values() if stopped else ():  # else it runs already, and would be queued besides
             unhold(m, context)
     else:
         raise Errno(E.EINVAL, f"signal {args.signal}: use 15 TERM, 9 KILL, 19 STOP or 18 CONT", signal=args.signal)

@@ -45,6 +45,19 @@ def test_wait_times_out_and_a_zombie_keeps_its_code() -> None:
     assert client.call("ps").processes[-1].pid != child.pid
 
 
+def test_a_running_process_is_told_to_continue() -> None:
+    """SIGCONT without SIGSTOP once queued a context that was decoding: it stood twice in the next pass, which is a panic."""
+    system = small()
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.post("append", ctx, ints([1, 2, 3]))
+    request = client.post("generate", ctx, 9)
+    system.run(until=lambda: len(client.streamed.get(request, ())) > 2)
+    client.call("kill", 0, 18)
+    system.run()
+    assert tokens_of(client.result(request).tokens) == reference_tokens([1, 2, 3], 9)
+
+
 def test_stop_and_continue_change_nothing_but_time() -> None:
     system = small()
     client = system.connect()
