@@ -1,6 +1,8 @@
 """`attnix replay`: a recorded trace through the kernel under a simulated clock.
 
     attnix replay ../shared/traces/mooncake_conversation.jsonl.gz --capacity 5% --policy lru,learned --rate 0.3
+    attnix replay --record run.log --model sim      boots a daemon that writes its events down
+    attnix replay run.log                           decides them all again, and says where the first difference is
 
 What a profile's numbers come from: src/attnix/replay/profile.py; what is simulated how: docs/replay.md.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +20,10 @@ from typing import Any
 
 from attnix.kernel.tag import stored_bytes
 from attnix.plugins import register_policies
+from attnix.recording import BadRecording, is_recording
 from attnix.traces import load
 
+from . import again
 from .engine import Frames, Replay, policy_names
 from .metrics import Result
 from .profile import PROFILES, Profile
@@ -85,10 +90,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 not possible, 2 wrong usage."""
     for complaint in register_policies():
         print(f"attnix replay: {complaint}", file=sys.stderr)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if "--record" in argv:
+        os.execv(sys.executable, [sys.executable, "-m", "attnix.boot", *argv])
     parser = argparse.ArgumentParser(
-        prog="attnix replay", description="Replay a recorded trace through the kernel under a simulated clock."
+        prog="attnix replay",
+        description="Replay a recorded trace through the kernel under a simulated clock, or a recorded run as it was.",
+        epilog="attnix replay --record FILE [what boot takes]: a live run, written down.",
     )
-    parser.add_argument("trace", type=Path, help=".jsonl or .csv, .gz or not: see docs/replay.md")
+    parser.add_argument(
+        "trace", type=Path, help=".jsonl or .csv, .gz or not: see docs/replay.md; or what `attnix boot --record` wrote"
+    )
+    parser.add_argument("--check", action="store_true", help="of a recorded run: every invariant after every step")
     parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
     parser.add_argument(
@@ -117,10 +130,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
     try:
-        return _run(args, policies)
-    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        return _again(args) if is_recording(args.trace) else _run(args, policies)
+    except (BadRecording, ImportError, OSError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
+
+
+def _again(args: argparse.Namespace) -> int:
+    """A recorded run."""
+    began = perf_counter()
+    outcome = again.replay(args.trace, check=args.check)
+    if args.json == "-":
+        json.dump(outcome.as_json(), sys.stdout, indent=2)
+        print()
+    else:
+        print(again.told(args.trace, outcome, perf_counter() - began))
+    if args.json and args.json != "-":
+        Path(args.json).write_text(json.dumps(outcome.as_json(), indent=2) + "\n")
+    return 0 if outcome.differs_at < 0 else 1
 
 
 def _run(args: argparse.Namespace, policies: list[str]) -> int:
