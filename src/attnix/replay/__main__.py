@@ -57,19 +57,26 @@ def size_bytes(text: str) -> int:
 
 
 def share_of(workload: Workload, capacity: str) -> Frames:
-    """hbm alone: `5%` of the distinct blocks, or a number of frames.  ValueError."""
-    share = capacity.removesuffix("%")
+    """`5%` of the distinct blocks, or a number of frames; `5%+20%`: hbm and dram.  ValueError."""
+    parts = [_share(workload, capacity, part) for part in capacity.split("+")]
+    if len(parts) > 2:
+        raise ValueError(f"--capacity {capacity} has more parts than hbm and dram")
+    return Frames(*parts)
+
+
+def _share(workload: Workload, capacity: str, part: str) -> int:
+    share = part.removesuffix("%")
     try:
         number = float(share)
     except ValueError:
         raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
-    if share != capacity:
+    if share != part:
         if not workload.distinct_blocks:
             raise ValueError("this trace has no blocks to take a share of: give --hbm")
         number = workload.distinct_blocks * number / 100
     if number < 1:
         raise ValueError(f"--capacity {capacity} is less than one frame")
-    return Frames(round(number))
+    return round(number)
 
 
 def frames_in(profile: Profile, block_tokens: int, hbm: str, dram: str, nvme: str) -> Frames:

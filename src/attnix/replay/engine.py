@@ -2,12 +2,13 @@
 
 It is the daemon's kernel with the core in C; only devices and clients are simulated.  One client plays all sessions.  A
 session keeps one context over its turns: it cuts the log back to what the next prompt has in common with it, appends the
-rest and generates.  A request without a session gets a context, which it releases at its end.  Nothing is drawn at
-random, so the same workload and settings give the same events at the same times.
+rest and generates.  A request without a session gets a context, which it releases at its end.  What is drawn at random
+(how wrong a noisy eta is) is drawn from the number of its turn, so the same workload and settings give the same events at the same times.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,6 +77,25 @@ class _Arrival(NamedTuple):
     session: Live
 
 
+class _ToolCall(NamedTuple):
+    """A session's tool begins, and takes so long."""
+
+    session: Live
+    pause_ns: int
+
+
+class Waits(NamedTuple):
+    """How sessions tell the kernel that they wait for a tool: by `wait_tool`, and `resume` with what follows.
+
+    policy  sysctl wait.policy
+    eta     "": none is given; "exact": the time the tool will take, as only an oracle knows it; "noisy": off by up to half
+            of it, either way
+    """
+
+    policy: str
+    eta: str = ""
+
+
 class _Finish(NamedTuple):
     """A pass is over."""
 
@@ -94,6 +114,8 @@ class Live:
     arrived_ns: int = 0
     first_ns: int = 0
     pauses_ns: int = 0
+    waits: bool = False  # its context is in a wait for a tool
+    after_tool: bool = False  # this turn begins with a tool's answer
 
     @property
     def turn(self) -> Turn:
@@ -122,7 +144,8 @@ class Replay:
     """One workload through one kernel.
 
     policy  of every tier
-    hints   the kernel is told when a session that waits for a tool will go on
+    hints   the eviction policies are told when a session that waits for a tool will go on
+    waits   sessions wait for their tools in the kernel; None: they are idle meanwhile
     exact   see device.py
     check   fsck after every step, any problem is an AssertionError
     sysctl  set at boot, besides
@@ -130,9 +153,10 @@ class Replay:
 
     def __init__(
         self, workload: Workload, profile: Profile, frames: Frames, policy: str, *, hints: bool = False, exact: bool = False,
-        check: bool = False, sysctl: Mapping[str, int | str] | None = None,
+        check: bool = False, sysctl: Mapping[str, int | str] | None = None, waits: Waits | None = None,
     ) -> None:  # fmt: skip
         self._workload = workload
+        self._waits = waits
         self._hints = hints
         self._check = check
         self.frames = frames
@@ -147,6 +171,7 @@ class Replay:
         self._order: list[Int64s] = []
         self._seen = np.zeros(workload.block_numbers, np.bool_)
         self._ttft_s: list[float] = []
+        self._tool_ttft_s: list[float] = []
         self._answer_s: list[float] = []
         self._job_s: list[float] = []
         self._first_arrival_ns = -1
@@ -157,12 +182,15 @@ class Replay:
         self.result = Result(policy, hit_tokens=dict.fromkeys(tiers, 0))
         size = workload.block_tokens
         slots = min(_SLOTS, len(workload.sessions) + 1)
+        settings: dict[str, int | str] = {"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy}
+        if waits is not None:
+            settings["wait.policy"] = waits.policy
         config = KernelConfig(
             devices=tuple(DeviceConfig(f"{tier}0", tier, n) for tier, n in tiers.items()), kv=profile.kv,
             window_tokens=-(-(workload.longest_tokens + 1) // size) * size, vocab_tokens=VOCAB_TOKENS,
             identity=(("replay", profile.name),), block_tokens=size, max_contexts=slots, stop_tokens=(STOP_TOKEN,),
             kv_dtype="bfloat16",
-            sysctl={"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy, **(sysctl or {})},
+            sysctl=settings | dict(sysctl or {}),
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
         core = Core(bytes(range(16)), size, config.layout, list(tiers.values()), rows)
@@ -212,6 +240,8 @@ class Replay:
                 self._finish(what.work)
             elif type(what) is _Arrival:
                 self._arrive(what.session)
+            elif type(what) is _ToolCall:
+                self._wait(what.session, what.pause_ns)
             else:
                 self._step(what)
             if self._ended or self._waiting:
@@ -302,6 +332,8 @@ class Replay:
         size = self._workload.block_tokens
         if turn.prompt_tokens + turn.output_tokens + 1 > self.frames.hbm * size:
             self.result.refused += 1
+            if live.waits:
+                self._resume(live, b"")
             self._next(live)
             return True
         if live.context is None:
@@ -324,7 +356,11 @@ class Replay:
         fresh = int(np.count_nonzero(~self._seen[turn.blocks])) * size
         self._seen[turn.blocks] = True
         self.result.first_tokens += fresh + turn.prompt_tokens - len(turn.blocks) * size
-        self._call("append", calls.AppendArgs(live.handle, self._workload.prompt(turn, keep).tobytes()))
+        tokens = self._workload.prompt(turn, keep).tobytes()
+        if live.waits:
+            self._resume(live, tokens)
+        else:
+            self._call("append", calls.AppendArgs(live.handle, tokens))
         self._request += 1
         self._answering[self._request] = live
         # The device ends the answer; each pass may stand for many tokens of it.
@@ -334,6 +370,23 @@ class Replay:
             )
         )
         return True
+
+    def _wait(self, live: Live, pause_ns: int) -> None:
+        """Its tool has been called."""
+        if live.context is None or self._waits is None:
+            return
+        eta_ns = -1.0
+        if self._waits.eta == "exact":
+            eta_ns = float(pause_ns)
+        elif self._waits.eta == "noisy":
+            eta_ns = pause_ns * (0.5 + random.Random(live.turn.number).random())
+        tool = live.session.turns[live.at - 1].tool or "tool"
+        self._call("wait_tool", calls.WaitToolArgs(live.handle, tool, round(eta_ns / 1e6) if eta_ns >= 0 else -1))
+        live.waits = True
+
+    def _resume(self, live: Live, tokens: bytes) -> None:
+        self._call("resume", calls.ResumeArgs(live.handle, 0, tokens))
+        live.waits = False
 
     def _found(self, live: Live, slot: int) -> None:
         """Its first token is there: what was not computed for it was found, where `_summary` tells."""
@@ -350,6 +403,8 @@ class Replay:
         computed = int(self.accel.computed[live.context.slot])
         result.computed_tokens += max(0, computed - (turn.output_tokens - 1))
         self._ttft_s.append((live.first_ns - live.arrived_ns) * _S)
+        if live.after_tool:
+            self._tool_ttft_s.append(self._ttft_s[-1])
         self._answer_s.append((self.now_ns - live.arrived_ns) * _S)
         self._next(live)
 
@@ -361,7 +416,10 @@ class Replay:
         if live.at < len(turns):
             pause_ns = turns[live.at].pause_ns
             live.pauses_ns += pause_ns
-            if live.context is not None:
+            live.after_tool = kind == KIND_TOOL
+            if live.context is not None and self._waits is not None and live.after_tool:
+                self._at(self.now_ns, _ToolCall(live, pause_ns))
+            elif live.context is not None:
                 known = self._hints and kind == KIND_TOOL
                 note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if known else 0)
             self._at(self.now_ns + pause_ns, _Arrival(live))
@@ -393,6 +451,7 @@ class Replay:
         result.preemptions = counters.get("preemptions", 0)
         result.hit_tokens = self._by_tier()
         result.ttft_s = quantiles(self._ttft_s)
+        result.tool_ttft_s = quantiles(self._tool_ttft_s)
         result.answer_s = quantiles(self._answer_s)
         result.job_s = quantiles(self._job_s)
         result.moved_bytes = {

@@ -14,13 +14,16 @@ class Quantiles:
     p50: float
     p90: float
     p99: float
+    p95: float = 0.0
+    mean: float = 0.0
 
 
 def quantiles(values: Sequence[float]) -> Quantiles:
     ordered = sorted(values)
     if not ordered:
         return Quantiles(0.0, 0.0, 0.0)
-    return Quantiles(*(round(ordered[-(-len(ordered) * p // 100) - 1], 6) for p in (50, 90, 99)))
+    ranks = (round(ordered[-(-len(ordered) * p // 100) - 1], 6) for p in (50, 90, 99, 95))
+    return Quantiles(*ranks, mean=round(sum(ordered) / len(ordered), 6))
 
 
 @dataclass(slots=True)
@@ -35,6 +38,7 @@ class Result:
     recomputed_tokens  the rest: computed before, and lost
     refused            requests larger than the device's whole hbm; they are in none of the numbers
     ttft_s             arrival to first token
+    tool_ttft_s        of them, the turns that a tool's answer begins
     job_s              first arrival of a session to its last token without the client's pauses; of requests where the trace
                        has no sessions
     answer_s           arrival to last token, per request
@@ -54,6 +58,7 @@ class Result:
     recomputed_tokens: int = 0
     preemptions: int = 0
     ttft_s: Quantiles = field(default_factory=lambda: quantiles(()))
+    tool_ttft_s: Quantiles = field(default_factory=lambda: quantiles(()))
     answer_s: Quantiles = field(default_factory=lambda: quantiles(()))
     job_s: Quantiles = field(default_factory=lambda: quantiles(()))
     moved_bytes: dict[str, int] = field(default_factory=dict)
