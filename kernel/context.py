@@ -17,6 +17,7 @@ from .ids import Cid, Slot
 from .params import NICE_JOBS
 
 if TYPE_CHECKING:
+    from .lifetimes import Wait
     from .movers import Move
     from .names import Kept
     from .process import Process
@@ -54,7 +55,7 @@ class Context:
     __slots__ = (
         "admitted", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_request", "last_start",
         "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "slot", "tier_hits", "told_blocks", "turns",
-        "unparking",
+        "unparking", "wait", "waited",
     )  # fmt: skip
 
     def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid) -> None:
@@ -88,6 +89,8 @@ class Context:
         self.told_blocks = 0  # first blocks of its log that its device's eviction policy has heard of
         self.mark = Usage()  # usage when the last generation ended
         self.kept: Kept | None = None  # it outlives its connection (names.py)
+        self.wait: Wait | None = None  # for a tool (lifetimes.py)
+        self.waited = 0  # number of the wait that it was in last, 0: none
 
     def place(self) -> tuple[int, int]:
         """Of its job in the order of service: arrival, NICE_JOBS jobs later per step of nice; the smaller, the sooner."""
@@ -96,8 +99,10 @@ class Context:
         return (self.job.order + NICE_JOBS * self.process.nice, self.job.order)
 
     def state(self) -> str:
-        """idle | waiting | prefill | running | stopped"""
+        """idle | waiting | prefill | running | stopped | tool_wait"""
         job = self.job
+        if self.wait is not None:
+            return "tool_wait"
         if job is None:
             return "idle"
         if self.process.stopped:

@@ -23,6 +23,7 @@ def fsck(m: Machine) -> list[str]:
     problems += _contexts(m)
     problems += _writes(m)
     problems += m.names.problems()
+    problems += m.lifetimes.problems()
     return problems
 
 

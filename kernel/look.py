@@ -21,8 +21,17 @@ def context_row(m: Machine, context: Context) -> ContextRow:
     return ContextRow(
         context.cid, context.process.pid, context.state(), m.devices[context.device].name, row.tokens, row.computed,
         row.entries, row.shared, row.computed * token_bytes, row.share_millionths * frame_bytes // 1_000_000,
-        m.usage(context), context.parent,
+        m.usage(context), context.parent, *_waits(m, context),
     )  # fmt: skip
+
+
+def _waits(m: Machine, context: Context) -> tuple[str, int, int, int]:
+    """tool, wait, due_ms, deadline_ms"""
+    wait = context.wait
+    if wait is None:
+        return ("", 0, -1, -1)
+    due_ms, deadline_ms = (max(0, at - m.now_ns) // 1_000_000 if at else -1 for at in (wait.due_ns, wait.deadline_ns))
+    return (wait.tool, wait.number, due_ms, deadline_ms)
 
 
 def process_row(m: Machine, process: Process) -> ProcessRow:
@@ -82,4 +91,5 @@ def vmstat(m: Machine) -> dict[str, int]:
     counts["contexts"] = len(m.contexts)
     counts["processes"] = len(m.processes)
     counts["connections"] = len(m.connections)
+    counts["contexts_in_tool_wait"] = m.lifetimes.waiting
     return dict(sorted(counts.items()))

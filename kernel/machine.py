@@ -21,6 +21,7 @@ from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .group import Groups
 from .ids import Cid, Pid, Slot
+from .lifetimes import Lifetimes
 from .log import Dmesg
 from .names import Names
 from .prefetches import Prefetches
@@ -61,6 +62,7 @@ class Machine:
         self.connections: dict[int, Connection] = {}  # by Conn
         self.waiters = Waiters(self.set_timer)
         self.names = Names(self)
+        self.lifetimes = Lifetimes(self)
         self.snapshots: dict[tuple[int, int], SnapshotResult] = {}  # being written, by (conn, request)
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
@@ -243,6 +245,7 @@ class Machine:
         if context.job is not None:
             self.finish(context, reason, at_once=True)
         self.names.forget(context)
+        self.lifetimes.forget(context)
         for call in context.parked:
             self.reply(call.conn, call.request, E.ESTALE, {"message": "the context was released meanwhile"})
         context.parked.clear()

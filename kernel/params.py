@@ -20,6 +20,7 @@ MAX_MESSAGE_BYTES: Final = 16 << 20  # one wire message
 MAX_UNREAD_BYTES: Final = 1 << 20  # bytes a client may leave unread before its generations pause
 MAX_REQUESTS: Final = 4096  # requests outstanding on one connection
 MAX_NAME_CHARS: Final = 128  # characters in a name: of a process, a context, a snapshot
+MAX_WAIT_MS: Final = 10 * 365 * 86_400_000  # a tool's eta or deadline
 MAX_SNAPSHOT_CONTEXTS: Final = 1024  # contexts in one snapshot
 DMESG_ENTRIES: Final = 1024  # ring of kernel messages
 NICE_MIN: Final = -20

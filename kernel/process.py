@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class ProcessState(Enum):
-    """DESIGN.md §5.  READY and RUNNING are read off the contexts; the others are set."""
+    """DESIGN.md §5.  READY, RUNNING and TOOL_WAIT are read off the contexts, the most active of which counts; the
+    others are set."""
 
     NEW = "new"
     READY = "ready"
@@ -61,8 +62,11 @@ class Process:
             return ProcessState.ZOMBIE
         if self.stopped:
             return ProcessState.STOPPED
-        if any(c.state() == "running" for c in self.contexts.values()):
+        states = {c.state() for c in self.contexts.values()}
+        if "running" in states:
             return ProcessState.RUNNING
+        if "tool_wait" in states and states <= {"tool_wait", "idle"}:
+            return ProcessState.TOOL_WAIT
         return ProcessState.READY if self.contexts else ProcessState.NEW
 
 

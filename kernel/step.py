@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import fsck as fsck_module
-from . import traps, traps_names
+from . import traps, traps_names, traps_wait
 from .batch import FORWARD, SAMPLE, SCORE, Seq
 from .calls import ForwardResult, ScoreResult
 from .config import KernelConfig
@@ -51,6 +51,7 @@ from .machine import Machine
 from .process import Connection
 from .records import LENGTH, STOP
 from .trap_table import TRAPS
+from .traps_wait import TextArgs
 
 if TYPE_CHECKING:
     from .coreapi import CoreApi
@@ -80,7 +81,7 @@ class Kernel:
             DriverAsleep: lambda event: self.machine.errands.driver_asleep(),
             Timer: self._timer,
             Bug: self._bug,
-            Restored: self.machine.names.restore,
+            Restored: self._restored,
             Suspend: lambda event: self.machine.names.suspend(),
             SnapshotWritten: lambda event: traps_names.snapshot_written(self.machine, event),
             SnapshotRead: lambda event: traps_names.snapshot_read(self.machine, event),
@@ -108,16 +109,15 @@ class Kernel:
         """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
         return fsck_module.fsck(self.machine)
 
-    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
+    def tail(self, conn: int, args: TextArgs, count: int) -> tuple[int, bytes]:
         """Length of a context's log and its last `count` tokens (int32), for text that continues it; changes nothing.
 
-        Errno: EBADF, ESTALE, EBUSY, as for an append now.
+        args: of the call that brings the text.  Errno: as that call would say now.
         """
         connection = self.machine.connections.get(conn)
         if connection is None:
             raise Errno(E.EBADF, f"connection {conn} is gone")
-        context = connection.lookup(ctx)
-        traps.quiet(context, "append")
+        context = traps_wait.written(self.machine, connection, args)
         length = self.machine.core.slot_row(context.slot).tokens
         if context.parked:
             log = traps.log_to_be(context, self.machine.core.read_log(context.slot, 0, length))
@@ -201,7 +201,12 @@ class Kernel:
         m = self.machine
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
+        m.lifetimes.due()
         m.errands.due()
+
+    def _restored(self, event: Restored) -> None:
+        self.machine.names.restore(event)
+        self.machine.lifetimes.booted(event.boots)
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)

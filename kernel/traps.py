@@ -112,7 +112,7 @@ def log_to_be(context: Context, log: bytes) -> bytes:
     for call in context.parked:
         if isinstance(call.args, c.TruncateArgs):
             log = log[: 4 * max(0, call.args.length)]
-        elif isinstance(call.args, c.AppendArgs):
+        elif isinstance(call.args, (c.AppendArgs, c.ResumeArgs, c.InjectArgs)):
             log += call.args.tokens
         elif isinstance(call.args, c.GenerateArgs):
             raise Errno(E.EBUSY, "a generation waits its turn on this context: cancel it before you append")
@@ -122,6 +122,14 @@ def log_to_be(context: Context, log: bytes) -> bytes:
 def quiet(context: Context, what: str) -> None:
     if context.job is not None and context.job.kind is not JobKind.PREFILL:
         raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you {what}")
+
+
+def awake(context: Context, what: str) -> None:
+    """EBUSY: it waits for a tool."""
+    wait = context.wait
+    if wait is not None:
+        message = f"context {context.cid} waits for {wait.tool!r} (wait {wait.number}): resume it before you {what}"
+        raise Errno(E.EBUSY, message, cid=context.cid, wait=wait.number, tool=wait.tool)
 
 
 def host_down(device: Device) -> Errno:
@@ -336,17 +344,22 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     if args.text or args.messages:
         raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
     quiet(context, "append")
+    awake(context, "append")
     n = check_tokens(m, args.tokens)
     if behind(context, call):
         return None
+    check_room(m, context, m.core.slot_row(context.slot).tokens + n)
+    return c.AppendResult(extend(m, context, args.tokens), n)
+
+
+def extend(m: Machine, context: Context, tokens: bytes) -> int:
+    """Tokens join the log of a context that samples nothing, and are computed; the log's length.  Requires: checked."""
     length = m.core.slot_row(context.slot).tokens
-    check_room(m, context, length + n)
-    if n:
+    if tokens:
         m.names.rewritten(context, length)
-        length = m.core.append(context.slot, args.tokens)
-        job = context.job or Job(JobKind.PREFILL, m.next_order())
-        m.start(context, job)
-    return c.AppendResult(length, n)
+        length = m.core.append(context.slot, tokens)
+        m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
+    return length
 
 
 def truncate(m: Machine, connection: Connection, call: Syscall, args: c.TruncateArgs) -> c.TruncateResult | None:
@@ -420,6 +433,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
 def generate(m: Machine, connection: Connection, call: Syscall, args: c.GenerateArgs) -> None:
     context = connection.lookup(args.ctx)
     quiet(context, "generate")
+    awake(context, "generate")
     computable(m, context)
     if behind(context, call):
         return
@@ -508,6 +522,7 @@ def _template(context: Context, args: c.GenerateArgs, prompt_tokens: int) -> byt
 def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardArgs) -> None:
     context = connection.lookup(args.ctx)
     quiet(context, "forward")
+    awake(context, "forward")
     computable(m, context)
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
@@ -525,6 +540,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
 def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) -> None:
     """Runs on a scratch fork, so the context itself never changes."""
     source = connection.lookup(args.ctx)
+    awake(source, "score")
     computable(m, source)
     n = check_tokens(m, args.tokens)
     if behind(source, call):

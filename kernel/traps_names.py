@@ -17,6 +17,7 @@ from .snapshot import SnapshotEntry
 from .traps import (
     Trap,
     aim_generation,
+    awake,
     begin_generation,
     behind,
     check_room,
@@ -160,6 +161,7 @@ def _resume(
         return
     generation, start = kept.generation
     quiet(context, "reattach")
+    awake(context, "reattach")
     computable(m, context)
     have = m.core.read_log(context.slot, start, m.core.slot_row(context.slot).tokens)
     _check_agrees(args.tokens, have, ended=False)

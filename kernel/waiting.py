@@ -6,16 +6,14 @@ its last child went, the deadline came, it was cancelled, or the waiting process
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .alarms import Alarms
 from .ids import Conn, Pid
 
 if TYPE_CHECKING:
     from .process import Process
-
-LONGEST_TIMER_NS = 600_000_000_000  # timers cannot be unset: none outlives its use by more than this
 
 
 class Waiter:
@@ -30,15 +28,11 @@ class Waiter:
 
 
 class Waiters:
-    """All of them.  set_timer(at_ns) asks for one Timer event; there is one outstanding, however many wait."""
+    """All of them.  set_timer(at_ns) asks for one Timer event."""
 
     def __init__(self, set_timer: Callable[[int], int]) -> None:
-        self._set_timer = set_timer
         self._of_request: dict[tuple[int, int], Waiter] = {}
-        self._deadlines: list[tuple[int, int, int, Waiter]] = []  # heap; answered ones are skipped
-        self._timed = 0  # waiters with a deadline
-        self._armed_ns = 0  # when the earliest outstanding timer fires; 0: none
-        self._number = 0
+        self._deadlines: Alarms[Waiter] = Alarms(set_timer, self._waits)
 
     def __len__(self) -> int:
         return len(self._of_request)
@@ -47,10 +41,7 @@ class Waiters:
         self._of_request[waiter.conn, waiter.request] = waiter
         waiter.parent.waiters.setdefault(waiter.pid, []).append(waiter)
         if waiter.at_ns:
-            self._number += 1
-            self._timed += 1
-            heapq.heappush(self._deadlines, (waiter.at_ns, self._number, waiter.request, waiter))
-            self._arm(now_ns)
+            self._deadlines.add(waiter.at_ns, waiter, now_ns)
 
     def find(self, conn: int, request: int) -> Waiter | None:
         return self._of_request.get((conn, request))
@@ -63,29 +54,11 @@ class Waiters:
         if not same:
             del waiter.parent.waiters[waiter.pid]
         if waiter.at_ns:
-            self._timed -= 1
-            if len(self._deadlines) > 2 * self._timed + 64:
-                self._deadlines = [d for d in self._deadlines if self._waits(d[3])]
-                heapq.heapify(self._deadlines)
+            self._deadlines.over()
 
     def due(self, now_ns: int) -> list[Waiter]:
         """A timer fired: those whose deadline has come, still to be dropped and answered."""
-        if self._armed_ns and now_ns >= self._armed_ns:
-            self._armed_ns = 0
-        found: list[Waiter] = []
-        while self._deadlines and (self._deadlines[0][0] <= now_ns or not self._waits(self._deadlines[0][3])):
-            waiter = heapq.heappop(self._deadlines)[3]
-            if self._waits(waiter):
-                found.append(waiter)
-        if self._deadlines:
-            self._arm(now_ns)
-        return found
+        return self._deadlines.due(now_ns)
 
     def _waits(self, waiter: Waiter) -> bool:
         return self._of_request.get((waiter.conn, waiter.request)) is waiter
-
-    def _arm(self, now_ns: int) -> None:
-        at_ns = min(self._deadlines[0][0], now_ns + LONGEST_TIMER_NS)
-        if not self._armed_ns or at_ns < self._armed_ns:
-            self._armed_ns = at_ns
-            self._set_timer(at_ns)

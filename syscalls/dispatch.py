@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from attnix.kernel.calls import AppendArgs, CancelArgs, GenerateArgs, GenerateResult, Usage
+from attnix.kernel.calls import CancelArgs, GenerateArgs, GenerateResult, InjectArgs, Usage
 from attnix.kernel.errors import Detail, E, Errno
 from attnix.kernel.events import (
     AttachTier,
@@ -51,6 +51,7 @@ from attnix.kernel.events import (
     WriteSnapshot,
 )
 from attnix.kernel.params import MAX_REQUESTS
+from attnix.kernel.traps_wait import TextArgs
 
 from . import wire
 from .abi import Record
@@ -67,7 +68,7 @@ REQUESTS_AT_ONCE: Final = 512  # of one connection, before its answers are writt
 BUSY_NS: Final = 20_000  # messages of different clients that come closer together are a crowd ...
 BUSY_TIMES: Final = 8  # ... when it happens so often in a row
 
-_APPEND: Final = next(route for route in ROUTES.values() if route.name == "append")
+_TEXT: Final = frozenset(route for route in ROUTES.values() if route.name in ("append", "resume", "inject"))
 _GENERATE: Final = next(route for route in ROUTES.values() if route.name == "generate")
 _STREAMED: Final = frozenset(route for route in ROUTES.values() if route.name in ("generate", "reattach"))
 _ENDLESS: Final = ("generate", "reattach", "forward", "score", "wait")  # what `cancel` ends
@@ -473,8 +474,8 @@ class Dispatcher:
         if len(client.outstanding) >= MAX_REQUESTS:
             self._send(client, wire.reply(request, *wire.refuse_crowd()))
             return False
-        if route is _APPEND and (args.text or args.messages):
-            self._begin_text(client, request, args)
+        if route in _TEXT and (args.text or getattr(args, "messages", ())):
+            self._begin_text(client, request, route, args)
             return False
         return route is not _GENERATE or self._begin_stream(client, request, args)
 
@@ -503,30 +504,31 @@ class Dispatcher:
             return False
         return True
 
-    # -- append(text) and append(messages) ---------------------------------------------------------------------
+    # -- text and messages, of append, resume and inject --------------------------------------------------------
 
-    def _begin_text(self, client: Client, request: int, args: AppendArgs) -> None:
+    def _begin_text(self, client: Client, request: int, route: Route, args: TextArgs) -> None:
+        messages = () if isinstance(args, InjectArgs) else args.messages
         try:
             if self._text is None:
-                raise Errno(E.ENOSYS, f"append: {_NO_TOKENIZER}")
-            if bool(args.tokens) + bool(args.text) + bool(args.messages) != 1:
-                raise Errno(
-                    E.EINVAL, "append: give exactly one of tokens, text and messages", call="append", field="text"
-                )
-            length, tail = self._kernel.tail(client.conn, args.ctx, TAIL_TOKENS)
+                raise Errno(E.ENOSYS, f"{route.name}: {_NO_TOKENIZER}")
+            if bool(args.tokens) + bool(args.text) + bool(messages) != 1:
+                choice = "tokens and text" if isinstance(args, InjectArgs) else "tokens, text and messages"
+                message = f"{route.name}: give exactly one of {choice}"
+                raise Errno(E.EINVAL, message, call=route.name, field="text")
+            length, tail = self._kernel.tail(client.conn, args, TAIL_TOKENS)
         except Errno as error:
             self._send(client, wire.reply(request, error.code, error.detail))
             return
-        client.outstanding[request] = _APPEND
+        client.outstanding[request] = route
         client.waiting = True  # what comes behind it waits too
         client.peer.set_reading(False)
-        done = partial(self._text_done, client, request, args.ctx)
+        done = partial(self._text_done, client, request, route.name, args)
         if args.text:
             self._text.encode(args.text, length, done)
         else:
-            self._text.encode_messages(args.messages, tail, length, done)
+            self._text.encode_messages(messages, tail, length, done)
 
-    def _text_done(self, client: Client, request: int, ctx: int, outcome: bytes | Failure) -> None:
+    def _text_done(self, client: Client, request: int, name: str, args: TextArgs, outcome: bytes | Failure) -> None:
         if client.conn not in self._clients or request not in client.outstanding:
             return
 
@@ -536,7 +538,11 @@ class Dispatcher:
             if isinstance(outcome, Failure):
                 self._on_reply(Reply(client.conn, request, outcome.code, outcome.detail))
             elif self.accepting:
-                self._event = event = Syscall(client.conn, request, "append", AppendArgs(ctx, outcome))
+                if isinstance(args, InjectArgs):
+                    with_tokens: TextArgs = args._replace(tokens=outcome, text="")
+                else:
+                    with_tokens = args._replace(tokens=outcome, text="", messages=())
+                self._event = event = Syscall(client.conn, request, name, with_tokens)
                 self._perform(self._kernel.step(event, self._now_ns))
             self._take(client)
 

@@ -9,6 +9,7 @@ from attnix.kernel.calls import Message
 from attnix.kernel.errors import Detail, E
 from attnix.kernel.events import AttachTier, Effect, Event, Exec, ReadSnapshot, Transfer, WriteSnapshot
 from attnix.kernel.journal import JournalRecord
+from attnix.kernel.traps_wait import TextArgs
 
 from .text.detokenize import TokenTable
 
@@ -20,8 +21,8 @@ class KernelPort(Protocol):
         """One event in, effects out."""
         ...
 
-    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
-        """Length and last `count` tokens of a context that may be appended to now.  Error: Errno."""
+    def tail(self, conn: int, args: TextArgs, count: int) -> tuple[int, bytes]:
+        """Length and last `count` tokens of the context that a call with text would write to now.  Error: Errno."""
         ...
 
 

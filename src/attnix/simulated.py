@@ -38,6 +38,7 @@ from attnix.kernel.events import (
     ExecDone,
     ExecFailed,
     Halt,
+    Notify,
     Reply,
     RestartDriver,
     SetTimer,
@@ -200,6 +201,9 @@ class SimulatedSystem:
                 client = self.clients.get(streams[2 * i])
                 if client is not None:
                     client.streamed.setdefault(streams[2 * i + 1], []).append(token)
+        elif isinstance(effect, Notify):
+            if effect.conn in self.clients:
+                self.clients[effect.conn].notices.append((effect.kind, effect.record))
         elif isinstance(effect, SetTimer):
             self.timers.append((effect.at_ns, effect.timer))
         elif isinstance(effect, RestartDriver):
@@ -332,6 +336,7 @@ class SimulatedClient:
         self.sent: set[int] = set()
         self.replies: dict[int, Reply] = {}
         self.streamed: dict[int, list[int]] = {}
+        self.notices: list[tuple[str, Record]] = []  # notifications other than tokens
         self._request = 0
 
     def post(self, name: str, *args: object) -> int:
@@ -401,4 +406,7 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "reattach": calls.ReattachArgs,
     "snapshot": calls.SnapshotArgs,
     "restore": calls.RestoreArgs,
+    "wait_tool": calls.WaitToolArgs,
+    "resume": calls.ResumeArgs,
+    "inject": calls.InjectArgs,
 }

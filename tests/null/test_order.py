@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel.calls import AppendArgs
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -96,14 +97,14 @@ def test_a_disconnect_with_calls_that_wait(system: SimulatedSystem) -> None:
 def test_text_continues_the_log_as_it_will_be(system: SimulatedSystem) -> None:
     """`tail` is asked before the tokens of a text exist; it must not show what a waiting truncate takes away."""
     client, ctx = busy(system)
-    assert system.kernel.tail(client.conn, ctx, 2) == (6, ints([5, 6]))
+    assert system.kernel.tail(client.conn, AppendArgs(ctx), 2) == (6, ints([5, 6]))
     client.post("truncate", ctx, 3)
-    assert system.kernel.tail(client.conn, ctx, 2) == (3, ints([2, 3]))
+    assert system.kernel.tail(client.conn, AppendArgs(ctx), 2) == (3, ints([2, 3]))
     client.post("append", ctx, ints([7]))
-    assert system.kernel.tail(client.conn, ctx, 3) == (4, ints([2, 3, 7]))
+    assert system.kernel.tail(client.conn, AppendArgs(ctx), 3) == (4, ints([2, 3, 7]))
     client.post("generate", ctx, 1)
     with pytest.raises(Errno) as error:
-        system.kernel.tail(client.conn, ctx, 2)
+        system.kernel.tail(client.conn, AppendArgs(ctx), 2)
     assert error.value.code is E.EBUSY
     system.run()
 

@@ -25,6 +25,7 @@ from attnix.kernel.events import (
     Transfer,
 )
 from attnix.kernel.journal import DropRecord, JournalRecord
+from attnix.kernel.traps_wait import TextArgs
 from attnix.syscalls import abi
 from attnix.syscalls.dispatch import BUSY_TIMES, REQUESTS_AT_ONCE, Client, Dispatcher
 from attnix.syscalls.framing import Oversized
@@ -97,7 +98,7 @@ class Kernel:
         self.calls = 0
         self.effects: list[Effect] = []  # what a Bug makes it want
 
-    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
+    def tail(self, conn: int, args: TextArgs, count: int) -> tuple[int, bytes]:
         raise AssertionError
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
