@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, Protocol, get_args, get_type_hints
+from typing import IO, Any, Final, NamedTuple, get_args, get_type_hints
 
 import msgspec
 
@@ -33,6 +33,7 @@ from attnix.kernel.config import KernelConfig
 from attnix.kernel.errors import E
 from attnix.kernel.events import Effect, Event, Syscall
 from attnix.syscalls.abi import CALLS
+from attnix.syscalls.ports import KernelPort
 
 MAGIC: Final = b"attnix recording 1\n"
 FLUSH_NS: Final = 500_000_000
@@ -68,13 +69,6 @@ class Step(NamedTuple):
     digest: bytes
 
 
-class Stepped(Protocol):
-    """`attnix.kernel.step.Kernel`, as the daemon knows it."""
-
-    def step(self, event: Event, now_ns: int) -> list[Effect]: ...
-    def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]: ...
-
-
 def digest_of(effects: list[Effect]) -> bytes:
     """Of the effects of one step: their kinds and every byte in them, in order."""
     data = _pack([(type(effect).__name__, effect) for effect in effects])
@@ -84,7 +78,7 @@ def digest_of(effects: list[Effect]) -> bytes:
 class Recorder:
     """A kernel that writes down what it is asked.  A file that cannot be written ends the recording, not the daemon."""
 
-    def __init__(self, kernel: Stepped, path: Path, header: Header) -> None:
+    def __init__(self, kernel: KernelPort, path: Path, header: Header) -> None:
         """OSError.  What was in the file is gone."""
         self._kernel = kernel
         self._path = path

@@ -13,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("random_agents.py")
 STEPS = 1500
-CALLS = ("append", "fork", "generate", "truncate", "kill", "release")
+CALLS = ("append", "fork", "generate", "truncate", "kill", "release", "wait_tool", "resume")
 
 
 def said(seed: int, core: str, hash_seed: int) -> dict[str, Any]:

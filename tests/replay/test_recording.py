@@ -89,8 +89,12 @@ def converse(socket: str) -> None:
 
 
 def waiting_for_tool(context: Context) -> None:
-    """Two waits, one of which is answered."""
-
+    """Two waits: one is answered, the other given up at its deadline."""
+    wait = context.wait_tool("grep", eta=0.05).wait
+    assert context.resume(tokens=[5, 6], wait=wait).appended == 2
+    context.generate(3)
+    context.wait_tool("pytest", deadline=0.01)
+    until(lambda: context.stat().state != "tool_wait", "the deadline")
 
 def _kill_driver(client: Client) -> None:
     os.kill(client.tiers().tiers[0].driver_pid, signal.SIGKILL)
@@ -112,6 +116,7 @@ def test_a_live_run_is_decided_again_the_same(
     assert told["effects"]["Exec"] >= told["events"]["ExecDone"]
     assert told["counters"]["generated_tokens"] >= 8 + 3 * 24 + 5
     assert told["counters"]["contexts"] >= 1, "the published one"
+    assert (told["counters"]["tool_waits_answered"], told["counters"]["tool_waits_late"]) == (1, 1)
 
     steps = list(Recording(log).steps())
     assert len(steps) == told["steps"]
@@ -254,7 +259,7 @@ def test_every_kind_of_event_comes_back_as_it_was(tmp_path: Path) -> None:
         def step(self, event: Event, now_ns: int) -> list[Effect]:
             return []
 
-        def tail(self, conn: int, ctx: int, count: int) -> tuple[int, bytes]:
+        def tail(self, conn: int, args: object, count: int) -> tuple[int, bytes]:
             return 0, b""
 
     path = tmp_path / "run.log"

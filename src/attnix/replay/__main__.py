@@ -23,7 +23,7 @@ from attnix.plugins import register_policies
 from attnix.recording import BadRecording, is_recording
 from attnix.traces import load
 
-from . import again
+from . import again, waits
 from .engine import Frames, Replay, policy_names
 from .metrics import Result
 from .profile import PROFILES, Profile
@@ -112,18 +112,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
     parser.add_argument(
-        "--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames"
-    )
+        "--capacity", default="",
+        help="hbm as a share of the distinct blocks (5%%) or in frames; with dram: 5%%+20%%; with --waits several: 2%%,5%%",
+    )  # fmt: skip
     parser.add_argument("--hbm", default="", help="bytes of KV, such as 48GiB; then the other tiers are 0 unless given")
     parser.add_argument("--dram", default="", help="bytes; 0: none")
     parser.add_argument("--nvme", default="", help="bytes; 0: none")
     parser.add_argument("--hints", action="store_true", help="tell the kernel when a tool will answer")
+    parser.add_argument(
+        "--waits", nargs="?", const=",".join(waits.VARIANTS), default="", metavar="a,b",
+        help=f"sessions wait for their tools in the kernel; compare {', '.join(waits.VARIANTS)}",
+    )  # fmt: skip
     parser.add_argument("--rate", type=float, default=1.0, help="arrivals this many times as fast as recorded")
     parser.add_argument(
         "--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
+    parser.add_argument("--sessions", type=int, default=0, help="only the first so many sessions, whole; 0: all")
     parser.add_argument("--exact", action="store_true", help="decode one token per pass (slow): see docs/replay.md")
     parser.add_argument("--json", default="", metavar="FILE", help="write a document; -: to standard output, no table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hits and TTFT (needs attnix[plot])")
@@ -131,13 +137,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rate <= 0 or args.concurrency <= 0 or args.requests < 0:
         parser.error("--rate and --concurrency are more than 0, --requests at least 0")
     if args.capacity and (args.hbm or args.dram or args.nvme):
-        parser.error("--capacity is hbm's alone, so it excludes --hbm, --dram and --nvme")
+        parser.error("--capacity says all sizes, so it excludes --hbm, --dram and --nvme")
     policies = args.policy.split(",")
     unknown = [name for name in policies if name not in policy_names()]
     if unknown:
         parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
+    unknown = [name for name in args.waits.split(",") if args.waits and name not in waits.VARIANTS]
+    if unknown or (args.waits and (not args.capacity or len(policies) != 1)):
+        parser.error(f"--waits takes {', '.join(waits.VARIANTS)}, a --capacity and one --policy")
     try:
-        return _again(args) if is_recording(args.trace) else _run(args, policies)
+        if is_recording(args.trace):
+            return _again(args)
+        return _waits(args, policies[0]) if args.waits else _run(args, policies)
     except (BadRecording, ImportError, OSError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
@@ -147,20 +158,41 @@ def _again(args: argparse.Namespace) -> int:
     """A recorded run."""
     began = perf_counter()
     outcome = again.replay(args.trace, check=args.check)
-    if args.json == "-":
-        json.dump(outcome.as_json(), sys.stdout, indent=2)
-        print()
-    else:
-        print(again.told(args.trace, outcome, perf_counter() - began))
-    if args.json and args.json != "-":
-        Path(args.json).write_text(json.dumps(outcome.as_json(), indent=2) + "\n")
+    _write(args, outcome.as_json(), again.told(args.trace, outcome, perf_counter() - began))
     return 0 if outcome.differs_at < 0 else 1
+
+
+def _write(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    """As --json asks: the document, the text or both."""
+    written = json.dumps(document, indent=2) + "\n"
+    if args.json == "-":
+        sys.stdout.write(written)
+        return
+    if args.json:
+        Path(args.json).write_text(written)
+    print(text)
+
+
+def _waits(args: argparse.Namespace, policy: str) -> int:
+    profile = PROFILES[args.profile]
+    trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
+    workload = from_trace(trace, rate=args.rate, limit=args.requests, limit_sessions=args.sessions)
+    sizes = [(capacity, share_of(workload, capacity)) for capacity in args.capacity.split(",")]
+    rows = waits.compare(workload, profile, sizes, args.waits.split(","), policy)
+    settings: dict[str, Any] = {
+        "trace": workload.name, "profile": profile.name, "frames": {c: f.by_tier() for c, f in sizes},
+        "block_tokens": workload.block_tokens, "distinct_blocks": workload.distinct_blocks,
+        "sessions": len(workload.sessions), "turns": workload.turns, "policy": policy, "rate": args.rate,
+        "concurrency": args.concurrency, "seed": args.seed,
+    }  # fmt: skip
+    _write(args, waits.document(settings, rows), waits.table(settings, rows))
+    return 0
 
 
 def _run(args: argparse.Namespace, policies: list[str]) -> int:
     profile = PROFILES[args.profile]
     trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
-    workload = from_trace(trace, rate=args.rate, limit=args.requests)
+    workload = from_trace(trace, rate=args.rate, limit=args.requests, limit_sessions=args.sessions)
     if args.capacity:
         frames = share_of(workload, args.capacity)
     else:
@@ -175,14 +207,7 @@ def _run(args: argparse.Namespace, policies: list[str]) -> int:
         "distinct_blocks": workload.distinct_blocks, "has_sessions": workload.has_sessions, "hints": args.hints,
         "rate": args.rate, "concurrency": args.concurrency, "seed": args.seed, "exact": args.exact,
     }  # fmt: skip
-    if args.json:
-        text = json.dumps(document(settings, results), indent=2) + "\n"
-        if args.json == "-":
-            sys.stdout.write(text)
-        else:
-            Path(args.json).write_text(text)
-    if args.json != "-":
-        print(table(settings, results))
+    _write(args, document(settings, results), table(settings, results))
     if args.plot:
         plot(args.plot, settings, results)
     return 0

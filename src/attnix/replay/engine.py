@@ -87,7 +87,7 @@ class _ToolCall(NamedTuple):
 class Waits(NamedTuple):
     """How sessions tell the kernel that they wait for a tool: by `wait_tool`, and `resume` with what follows.
 
-    policy  sysctl wait.policy
+    policy  sysctl wait.policy; "": the kernel's own choice
     eta     "": none is given; "exact": the time the tool will take, as only an oracle knows it; "noisy": off by up to half
             of it, either way
     """
@@ -183,7 +183,7 @@ class Replay:
         size = workload.block_tokens
         slots = min(_SLOTS, len(workload.sessions) + 1)
         settings: dict[str, int | str] = {"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy}
-        if waits is not None:
+        if waits is not None and waits.policy:
             settings["wait.policy"] = waits.policy
         config = KernelConfig(
             devices=tuple(DeviceConfig(f"{tier}0", tier, n) for tier, n in tiers.items()), kv=profile.kv,

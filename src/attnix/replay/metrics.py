@@ -22,8 +22,8 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     ordered = sorted(values)
     if not ordered:
         return Quantiles(0.0, 0.0, 0.0)
-    ranks = (round(ordered[-(-len(ordered) * p // 100) - 1], 6) for p in (50, 90, 99, 95))
-    return Quantiles(*ranks, mean=round(sum(ordered) / len(ordered), 6))
+    p50, p90, p95, p99 = (round(ordered[-(-len(ordered) * p // 100) - 1], 6) for p in (50, 90, 95, 99))
+    return Quantiles(p50, p90, p99, p95, round(sum(ordered) / len(ordered), 6))
 
 
 @dataclass(slots=True)
