@@ -96,6 +96,7 @@ def waiting_for_tool(context: Context) -> None:
     context.wait_tool("pytest", deadline=0.01)
     until(lambda: context.stat().state != "tool_wait", "the deadline")
 
+
 def _kill_driver(client: Client) -> None:
     os.kill(client.tiers().tiers[0].driver_pid, signal.SIGKILL)
     until(lambda: client.tiers().tiers[0].restarts == 1, "the restart")

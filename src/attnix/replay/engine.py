@@ -49,7 +49,7 @@ from .profile import Profile
 from .workload import ANSWER_TOKENS, STOP_TOKEN, VOCAB_TOKENS, Int64s, Session, Turn, Workload, common_blocks
 
 _STEP_TOKENS: Final = 8192  # token budget of a pass, as engines on such machines have it
-_SLOTS: Final = 4096  # contexts at once; who comes later waits for one
+SLOTS: Final = 4096  # contexts at once; who comes later waits for one
 _CONN: Final = 1
 _HBM: Final = 0
 _S: Final = 1e-9
@@ -111,6 +111,7 @@ class Live:
     handle: int = 0  # of its context; 0: none yet
     context: Context | None = None
     blocks: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # what its log begins with
+    prompt_tokens: int = 0  # of this turn, from the start of the log on
     arrived_ns: int = 0
     first_ns: int = 0
     pauses_ns: int = 0
@@ -146,6 +147,9 @@ class Replay:
     policy  of every tier
     hints   the eviction policies are told when a session that waits for a tool will go on
     waits   sessions wait for their tools in the kernel; None: they are idle meanwhile
+    stateless  every request has a context of its own, gets the whole log and shares nothing: what a server does that keeps
+            nothing between requests
+    slots   contexts at once
     exact   see device.py
     check   fsck after every step, any problem is an AssertionError
     sysctl  set at boot, besides
@@ -154,9 +158,11 @@ class Replay:
     def __init__(
         self, workload: Workload, profile: Profile, frames: Frames, policy: str, *, hints: bool = False, exact: bool = False,
         check: bool = False, sysctl: Mapping[str, int | str] | None = None, waits: Waits | None = None,
+        stateless: bool = False, slots: int = SLOTS,
     ) -> None:  # fmt: skip
         self._workload = workload
-        self._waits = waits
+        self._waits = None if stateless else waits
+        self._stateless = stateless
         self._hints = hints
         self._check = check
         self.frames = frames
@@ -181,7 +187,7 @@ class Replay:
         self._loaded = dict.fromkeys(tiers, 0)  # tokens, by the tier that they came from
         self.result = Result(policy, hit_tokens=dict.fromkeys(tiers, 0))
         size = workload.block_tokens
-        slots = min(_SLOTS, len(workload.sessions) + 1)
+        slots = min(slots, len(workload.sessions) + 1)
         settings: dict[str, int | str] = {"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy}
         if waits is not None and waits.policy:
             settings["wait.policy"] = waits.policy
@@ -189,8 +195,7 @@ class Replay:
             devices=tuple(DeviceConfig(f"{tier}0", tier, n) for tier, n in tiers.items()), kv=profile.kv,
             window_tokens=-(-(workload.longest_tokens + 1) // size) * size, vocab_tokens=VOCAB_TOKENS,
             identity=(("replay", profile.name),), block_tokens=size, max_contexts=slots, stop_tokens=(STOP_TOKEN,),
-            kv_dtype="bfloat16",
-            sysctl=settings | dict(sysctl or {}),
+            kv_dtype="bfloat16", sharing="none" if stateless else "uid", sysctl=settings | dict(sysctl or {}),
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
         core = Core(bytes(range(16)), size, config.layout, list(tiers.values()), rows)
@@ -330,12 +335,20 @@ class Replay:
         """Append the prompt and generate.  False: there is no context slot for it now."""
         turn = live.turn
         size = self._workload.block_tokens
-        if turn.prompt_tokens + turn.output_tokens + 1 > self.frames.hbm * size:
+        follows = self._workload.follows
+        core = self.kernel.machine.core
+        length = core.slot_row(live.context.slot).tokens if follows and live.context is not None else 0
+        live.prompt_tokens = length + turn.prompt_tokens
+        if live.prompt_tokens + turn.output_tokens + 1 > self.frames.hbm * size:
             self.result.refused += 1
             if live.waits:
                 self._resume(live, b"")
             self._next(live)
             return True
+        held = b""
+        if self._stateless and live.context is not None:
+            held = core.read_log(live.context.slot, 0, length)
+            self._release(live)
         if live.context is None:
             try:
                 made = self._call("alloc_context", calls.AllocContextArgs())
@@ -345,18 +358,21 @@ class Replay:
                 return False
             live.handle = made.ctx
             live.context = self.kernel.machine.contexts[made.cid]
+            live.blocks = turn.blocks[:0]
             self._by_slot[live.context.slot] = live
-        keep = common_blocks(live.blocks, turn.blocks) * size
-        if len(live.blocks):
-            self._call("truncate", calls.TruncateArgs(live.handle, keep))
-        live.blocks = turn.blocks
-        self.accel.begin(live.context.slot, turn.prompt_tokens, turn.output_tokens, ANSWER_TOKENS + turn.number)
+        keep = 0
+        if not follows:
+            keep = common_blocks(live.blocks, turn.blocks) * size
+            if len(live.blocks):
+                self._call("truncate", calls.TruncateArgs(live.handle, keep))
+            live.blocks = turn.blocks
+        self.accel.begin(live.context.slot, live.prompt_tokens, turn.output_tokens, ANSWER_TOKENS + turn.number)
         self._order.append(turn.blocks)
-        self.result.prompt_tokens += turn.prompt_tokens
+        self.result.prompt_tokens += live.prompt_tokens
         fresh = int(np.count_nonzero(~self._seen[turn.blocks])) * size
         self._seen[turn.blocks] = True
         self.result.first_tokens += fresh + turn.prompt_tokens - len(turn.blocks) * size
-        tokens = self._workload.prompt(turn, keep).tobytes()
+        tokens = held + self._workload.prompt(turn, keep).tobytes()
         if live.waits:
             self._resume(live, tokens)
         else:
@@ -390,7 +406,7 @@ class Replay:
 
     def _found(self, live: Live, slot: int) -> None:
         """Its first token is there: what was not computed for it was found, where `_summary` tells."""
-        self._found_tokens += max(0, live.turn.prompt_tokens - int(self.accel.computed[slot]))
+        self._found_tokens += max(0, live.prompt_tokens - int(self.accel.computed[slot]))
 
     def _answered(self, live: Live, reply: Reply) -> None:
         """The answer is complete.  Called in the middle of the kernel's effects, so what follows comes as an event."""
@@ -432,12 +448,16 @@ class Replay:
         ended, self._ended = self._ended, []
         for live in ended:
             if live.context is not None:
-                del self._by_slot[live.context.slot]
-                self.accel.end(live.context.slot)
-                live.context = None
-                self._call("release", calls.CtxArgs(live.handle))
+                self._release(live)
         while self._waiting and self._begin(self._waiting[0]):
             self._waiting.popleft()
+
+    def _release(self, live: Live) -> None:
+        if live.context is not None:
+            del self._by_slot[live.context.slot]
+            self.accel.end(live.context.slot)
+            live.context = None
+            self._call("release", calls.CtxArgs(live.handle))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -465,7 +485,7 @@ class Replay:
         result.steps = accel.steps
         result.waited_s = round(accel.waited_ns * _S, 6)
         result.counters = counters
-        result.bound_hit_ratio = round(
+        result.bound_hit_ratio = 0.0 if self._workload.follows else round(
             bound(
                 self._order, result.prompt_tokens, self._workload.block_numbers, self._workload.block_tokens,
                 self.frames.total,

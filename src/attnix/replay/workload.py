@@ -64,6 +64,7 @@ class Workload:
 
     distinct_blocks  how many different full blocks the prompts have; block numbers are below block_numbers
     has_sessions     else every session has one turn
+    follows          a turn's prompt is what comes behind the answer before it, instead of the whole from the start on
     """
 
     name: str
@@ -72,6 +73,7 @@ class Workload:
     block_numbers: int
     distinct_blocks: int
     has_sessions: bool
+    follows: bool = False
 
     @property
     def turns(self) -> int:
@@ -79,7 +81,9 @@ class Workload:
 
     @property
     def longest_tokens(self) -> int:
-        return max((t.prompt_tokens + t.output_tokens for s in self.sessions for t in s.turns), default=1)
+        """Of a context, its answer included."""
+        sizes = ([t.prompt_tokens + t.output_tokens for t in s.turns] for s in self.sessions)
+        return max((sum(turns) if self.follows else max(turns) for turns in sizes), default=1)
 
     def prompt(self, turn: Turn, start_tokens: int) -> Tokens:
         """The prompt's tokens from `start_tokens` on."""
