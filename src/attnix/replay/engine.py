@@ -179,7 +179,7 @@ class Replay:
         self._ttft_s: list[float] = []
         self._tool_ttft_s: list[float] = []
         self._answer_s: list[float] = []
-        self._job_s: list[float] = []
+        self.jobs_s: list[float] = []
         self._first_arrival_ns = -1
         self._found_tokens = 0
         tiers = frames.by_tier()
@@ -440,7 +440,7 @@ class Replay:
                 note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if known else 0)
             self._at(self.now_ns + pause_ns, _Arrival(live))
             return
-        self._job_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
+        self.jobs_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
         self._ended.append(live)
 
     def _settle(self) -> None:
@@ -473,7 +473,7 @@ class Replay:
         result.ttft_s = quantiles(self._ttft_s)
         result.tool_ttft_s = quantiles(self._tool_ttft_s)
         result.answer_s = quantiles(self._answer_s)
-        result.job_s = quantiles(self._job_s)
+        result.job_s = quantiles(self.jobs_s)
         result.moved_bytes = {
             f"{self.kernel.machine.devices[device].name}_{verb}": link.moved_bytes
             for (device, verb), link in self.links.items()
