@@ -14,6 +14,7 @@ from .calls import GenerateArgs, Usage
 from .errors import Panic
 from .events import Syscall
 from .ids import Cid, Slot
+from .injected import Injected
 from .params import NICE_JOBS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Job:
     """What a context is being run for.  One at a time."""
 
     __slots__ = (
-        "args", "begun", "conn", "ending", "kind", "logprobs", "order", "request", "scored", "scores", "start",
+        "args", "begun", "conn", "ending", "injected", "kind", "logprobs", "order", "request", "scored", "scores", "start",
     )  # fmt: skip
 
     def __init__(self, kind: JobKind, order: int, conn: int = 0, request: int = 0) -> None:
@@ -44,6 +45,7 @@ class Job:
         self.request = request
         self.args = GenerateArgs(0)
         self.start = 0  # log length when it began
+        self.injected: Injected = ()  # tokens behind `start` that it did not sample (injected.py)
         self.begun = False  # it has sampled: it ends in a reason from now on, never in an errno
         self.ending = ""  # reason to end with as soon as no pass is in flight
         self.logprobs: list[tuple[float, bytes, bytes]] = []
@@ -53,9 +55,9 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_request", "last_start",
-        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "slot", "tier_hits", "told_blocks", "turns",
-        "unparking", "wait", "waited",
+        "admitted", "asked_ns", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start",
+        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "rested_ns", "slot", "tier_hits", "told_blocks", "turns",
+        "unparking", "wait", "waited", "waits",
     )  # fmt: skip
 
     def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid) -> None:
@@ -69,7 +71,7 @@ class Context:
         self.queued = False  # it is in its scheduler's queue
         self.admitted = True  # the whole log has frames
         self.dying = False  # released while a pass was in flight
-        self.keep = -1  # truncate to this many tokens when no pass is in flight; -1 = no
+        self.keep = -1  # cut its generation to this many sampled tokens when no pass is in flight; -1 = no
         self.parked: deque[Syscall] = deque()  # calls that wait for the pass in flight, and those that came after them
         self.unparking = False  # the first of them has its turn now
         self.preemptions = 0
@@ -78,6 +80,7 @@ class Context:
             0,
         )  # (conn, request) of the generation that ended last, as long as nothing came after it
         self.last_start = 0  # log length when that generation began
+        self.last_injected: Injected = ()  # and what was injected into it
         self.gates: list[Move] = []  # loads of it that report their progress
         self.gated = False  # it has computed on top of them: until they have landed it runs behind their gates only
         self.pinned_until_ns = 0  # 0: not pinned
@@ -91,6 +94,9 @@ class Context:
         self.kept: Kept | None = None  # it outlives its connection (names.py)
         self.wait: Wait | None = None  # for a tool (lifetimes.py)
         self.waited = 0  # number of the wait that it was in last, 0: none
+        self.waits = 0  # waits that it was in
+        self.asked_ns = 0  # when its tool answered, as long as it waits for frames that it had lost; 0: it does not
+        self.rested_ns = 0  # when a generation of it ended, as long as nothing came after it; 0: something did
 
     def place(self) -> tuple[int, int]:
         """Of its job in the order of service: arrival, NICE_JOBS jobs later per step of nice; the smaller, the sooner."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .calls import AttachTierResult, Empty, MovedResult
+from .context import Job, JobKind
 from .errors import Detail, E
 from .events import DetachTier, SleepDriver
 from .records import NO_COPY
 
 if TYPE_CHECKING:
-    from .context import Context, Job
+    from .context import Context
     from .device import Device
     from .machine import Machine
 
@@ -352,6 +353,25 @@ class Errands:
         self.open.append(errand)
         if errand.deadline_ns:
             self._m.set_timer(errand.deadline_ns)
+
+    def arrive(self, conn: int, request: int, context: Context, deadline_ns: int) -> None:
+        """Make a context resident in hbm."""
+        m = self._m
+        m.count("prefetches")
+        row = m.core.slot_row(context.slot)
+        job = None
+        # A generation may end one token beyond the pool, since its last token needs no frame: that cannot be made resident.
+        fits = -(-row.tokens // m.config.block_tokens) <= m.devices[context.device].capacity
+        if context.job is None and row.tokens and (row.computed < row.tokens or not row.entries) and fits:
+            job = Job(JobKind.PREFILL, m.next_order())
+            m.start(context, job)
+        self.add(Arrival(conn, request, context, deadline_ns, job))
+
+    def adopted(self, context: Context) -> None:
+        """Somebody waits for a context that was being made resident for nobody."""
+        for errand in self.open:
+            if isinstance(errand, Arrival) and errand.context is context:
+                errand.job = None
 
     def fetching(self, context: Context) -> bool:
         """It is being made resident for nobody yet."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from .calls import GenerateArgs
 from .errors import Detail, E
-from .journal import JournalRecord, RestoredContext
+from .journal import JournalRecord, RestoredContext, ToolRecord
 from .snapshot import SnapshotEntry
 
 # -- events -------------------------------------------------------------------------------------------------------
@@ -165,12 +165,14 @@ class Restored(NamedTuple):
 
     pid, cid  high-water marks: every id from now on is larger
     boots     how often this state directory was booted before
+    tools     what was learnt about tools
     """
 
     pid: int
     cid: int
     boots: int
     contexts: tuple[RestoredContext, ...]
+    tools: tuple[ToolRecord, ...] = ()
 
 
 class Suspend(NamedTuple):

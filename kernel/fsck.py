@@ -24,6 +24,7 @@ def fsck(m: Machine) -> list[str]:
     problems += _writes(m)
     problems += m.names.problems()
     problems += m.lifetimes.problems()
+    problems += m.interrupts.problems()
     return problems
 
 
@@ -178,7 +179,7 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"context {context.cid} is not in process {context.process.pid}")
         connection = m.connections.get(context.process.conn)
         job = context.job
-        resting = m.schedulers[context.device].idle.get(context.cid) is context
+        resting = context in m.schedulers[context.device].idle
         if (job is not None and resting) or (job is None and not resting and m.core.slot_row(context.slot).entries):
             problems.append(f"context {context.cid} holds frames that cannot be taken, or may lose those it uses")
         if context.dying and not m.core.in_flight(context.slot):
@@ -200,6 +201,7 @@ def _contexts(m: Machine) -> list[str]:
         if not queued and not decoding and not m.held(context) and not job.ending:
             problems.append(f"context {context.cid} has a job that nobody will run")
     for scheduler in m.schedulers:
+        problems += scheduler.idle.problems()
         device = scheduler.device
         state = m.devices[device]
         waits = m.movers.moving()  # a transfer is to end, and the scheduler looks again then

@@ -13,13 +13,15 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from .calls import GenerateArgs, GenerateResult
+from .injected import Injected
 
 
 class Generation(NamedTuple):
-    """A generation that has begun and not ended.  start: length of the log when it began."""
+    """A generation that has begun and not ended.  start: length of the log when it began; injected: see injected.py."""
 
     args: GenerateArgs
     start: int
+    injected: Injected = ()
 
 
 class ContextRecord(NamedTuple):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from . import injected
 from .calls import ForwardResult, GenerateResult, ScoreResult, SnapshotResult, UnameResult, Usage, WaitResult
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
@@ -21,6 +22,8 @@ from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .group import Groups
 from .ids import Cid, Pid, Slot
+from .injected import Injected
+from .interrupts import Interrupts
 from .lifetimes import Lifetimes
 from .log import Dmesg
 from .names import Names
@@ -63,6 +66,7 @@ class Machine:
         self.waiters = Waiters(self.set_timer)
         self.names = Names(self)
         self.lifetimes = Lifetimes(self)
+        self.interrupts = Interrupts(self)
         self.snapshots: dict[tuple[int, int], SnapshotResult] = {}  # being written, by (conn, request)
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
@@ -246,6 +250,7 @@ class Machine:
             self.finish(context, reason, at_once=True)
         self.names.forget(context)
         self.lifetimes.forget(context)
+        self.interrupts.forget(context)
         for call in context.parked:
             self.reply(call.conn, call.request, E.ESTALE, {"message": "the context was released meanwhile"})
         context.parked.clear()
@@ -306,26 +311,41 @@ class Machine:
             return
         self._rest(context)
         if context.keep >= 0 and not in_flight:
-            self.core.truncate(context.slot, context.keep)
+            job.injected = self.cut(context, job.start, job.injected, context.keep)
             context.keep = -1
         if job.kind is JobKind.GENERATE:
             row = self.core.slot_row(context.slot)
             total = self.usage(context)
             usage, context.mark = _subtract(total, context.mark), total
-            tokens = self.core.read_log(context.slot, job.start, row.tokens)
-            logprobs = tuple(job.logprobs[: row.tokens - job.start])
+            tokens, _ = injected.split(self.core.read_log(context.slot, job.start, row.tokens), job.injected)
+            logprobs = tuple(job.logprobs[: len(tokens) // 4])
             context.last_request = (job.conn, job.request)
-            context.last_start = job.start
-            result = GenerateResult(reason, tokens, "", usage, row.tokens, logprobs)
+            context.last_start, context.last_injected = job.start, job.injected
+            result = GenerateResult(reason, tokens, "", usage, row.tokens, logprobs, job.injected)
             self.names.ended(context, job, result)
             if not in_flight and not context.dying:
                 self.tiers.turn_ended(context, _KIND.get(reason, KIND_CLOSED))
+            context.rested_ns = self.now_ns
             self.reply(job.conn, job.request, 0, result)
         elif job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})
             self._drop_scratch(context, job)
         elif reason == "done" and not context.dying:
             self.tiers.keep_up(context)
+
+    def cut(self, context: Context, start: int, ranges: Injected, keep: int) -> Injected:
+        """Only the first `keep` sampled tokens of the generation at `start` stay, and all that was injected into it, which is
+        computed when the context is used again; where it stands now.  Requires: no pass in flight."""
+        length = start + injected.extent(ranges, keep)
+        _, behind = injected.split(
+            self.core.read_log(context.slot, length, self.core.slot_row(context.slot).tokens),
+            tuple((max(0, index - keep), n) for index, n in ranges if index >= keep),
+        )
+        self.core.truncate(context.slot, length)
+        self.names.trimmed(context, length)
+        if behind:
+            self.core.append(context.slot, behind)
+        return injected.cut(ranges, keep)
 
     def complete(self, context: Context, job: Job, result: ForwardResult | ScoreResult) -> None:
         """FORWARD or SCORE has its answer."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import injected
 from .calls import GenerateArgs, GenerateResult, KeptRow
 from .context import Context, Job, JobKind
 from .errors import E, Errno
 from .events import Journal, Prime, Reply, Restored
 from .ids import Cid, Conn, Pid, Slot
+from .injected import Injected
 from .journal import ContextRecord, DropRecord, Generation, JournalRecord, LogRecord, MarkRecord
 from .process import Connection, Process
 
@@ -59,6 +61,11 @@ class Kept:
         if self.generation is not None:
             return "running" if job is not None and job.kind is JobKind.GENERATE else "suspended"
         return "ended" if self.result is not None else ""
+
+
+def sampled(m: Machine, context: Context, start: int, ranges: Injected) -> bytes:
+    """The tokens that a generation at `start` has sampled, int32."""
+    return injected.split(m.core.read_log(context.slot, start, m.core.slot_row(context.slot).tokens), ranges)[0]
 
 
 class Names:
@@ -108,7 +115,7 @@ class Names:
             self._sessions.setdefault(kept.session, {})[context.cid] = context
             job = context.job
             if job is not None and job.kind is JobKind.GENERATE and not job.ending:
-                kept.generation = Generation(job.args, job.start)
+                kept.generation = Generation(job.args, job.start, job.injected)
         self._touch(context)
         return kept
 
@@ -180,6 +187,14 @@ class Names:
             kept.generation, kept.result = Generation(args, start), None
             self._touch(context)
 
+    def injected(self, context: Context, job: Job) -> None:
+        """Tokens were injected into its generation: they cannot be sampled again, so they and what is before them are put down
+        now."""
+        kept = context.kept
+        if kept is not None and kept.generation is not None:
+            kept.generation = kept.generation._replace(injected=job.injected)
+            self._touch(context)
+
     def resumed(self, context: Context, at: int) -> None:
         """A suspended generation goes on; tokens from `at` on came from its client."""
         self.trimmed(context, at)
@@ -191,7 +206,7 @@ class Names:
             return
         if result.reason != "suspended":
             kept.generation, kept.result, kept.asked = None, result, job.args
-        self.trimmed(context, job.start + len(result.tokens) // 4)
+        self.trimmed(context, result.tokens_total)
         self._bury(job, result)
 
     def failed(self, context: Context, job: Job, error: Errno) -> None:
@@ -246,7 +261,7 @@ class Names:
     def _orphan(self, context: Context, job: Job) -> None:
         key = (job.conn, job.request)
         self._orphans[key] = context
-        tokens = self._m.core.read_log(context.slot, job.start, self._m.core.slot_row(context.slot).tokens)
+        tokens = sampled(self._m, context, job.start, job.injected)
         self._m.emit(Prime(*key, key, job.args, tokens, len(tokens) // 4, (), True))
 
     def _leave(self, context: Context) -> None:

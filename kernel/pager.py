@@ -15,7 +15,7 @@ and tried again when a transfer ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from .context import Context
@@ -27,6 +27,7 @@ _NOWHERE = bytes((NO_COPY,))
 IDLE_AT_ONCE = 32  # idle contexts that let go of their rows together, so that a policy has something to choose from
 
 if TYPE_CHECKING:
+    from .lifetimes import Wait
     from .machine import Machine
     from .sched import Scheduler
 
@@ -88,13 +89,15 @@ class Pager:
             if result.status == EVICT:
                 if not self.evict(short):
                     return False
-            elif self.make_room(short):
+            elif self.make_room(short, context.wait):
                 continue
-            elif self.waits or active or not self._make_room_by_force(context, short):
+            elif self.waits or active or context.wait is not None or not self._make_room_by_force(context, short):
                 return False
 
     def _admitted(self, context: Context, result: Admit) -> None:
         context.admitted = True
+        if context.asked_ns:
+            self._m.lifetimes.served(context)
         demand = not self._m.errands.fetching(context)
         loads = self._core.loads() if result.loads else []
         if demand and self._m.tiers.exist:
@@ -186,30 +189,35 @@ class Pager:
             )  # fmt: skip
         return first + choice.first_load
 
-    def make_room(self, shortage_frames: int) -> bool:
-        """Drop idle contexts, the least recently used first, until that many frames are had.  False: there is none.
+    def make_room(self, shortage_frames: int, before: Wait | None = None) -> bool:
+        """Drop idle contexts, in the order in which they let go, until that many frames are had.  False: there is none.
+        before: for a context that is in this wait, only those that are wanted later than it.
 
         Their blocks stay as cache until the policy takes them.  A policy that looks at more than recency gets the blocks
         of some more contexts to choose from; a context that is used again finds those of its own that were left alone.
         """
-        found = self._drop_some(self._idle(), shortage_frames, "idle")
+        later = self._m.lifetimes.later
+        found = self._drop_some(
+            (c for c in self._sched.idle.victims() if before is None or later(c, before)), shortage_frames, "idle"
+        )
         if (
             found
             and not self.waits
             and self._m.tiers.exist
+            and before is None
             and self._m.tiers.evictors[self._device.index].policy.name != "lru"
         ):
-            for _, context in zip(range(IDLE_AT_ONCE), self._idle(), strict=False):
+            for _, context in zip(range(IDLE_AT_ONCE), self._sched.idle.victims(), strict=False):
                 if self._can_drop(context) and not self._drop(context, "idle"):
                     break
         return found
 
-    def _idle(self) -> Iterator[Context]:
-        for context in list(self._sched.idle.values()):
-            if self._core.slot_row(context.slot).entries:
-                yield context
-            else:
-                self._sched.wake(context)  # nothing to take from it until it has run again
+    def break_keeps(self, shortage_frames: int) -> bool:
+        """Frames of contexts that wait for a tool and are within their keep time, when there are no others: a keep is a wish."""
+        found = self._drop_some(self._sched.idle.kept(), shortage_frames, "kept")
+        if found:
+            self._m.count("keeps_broken")
+        return found
 
     def _drop_some(self, victims: Iterable[Context], shortage_frames: int, why: str) -> bool:
         """Drop contexts in this order until `shortage_frames` more are available.  False: none could be dropped."""
@@ -269,6 +277,8 @@ class Pager:
         context.gated = False
         context.admitted = False
         self._sched.wake(context)
+        if context.wait is not None:
+            self._m.lifetimes.lost(context.wait)
 
     def _drop(self, context: Context, why: str) -> bool:
         """False: not yet (save_tail)."""
@@ -282,10 +292,12 @@ class Pager:
         return True
 
     def _make_room_by_force(self, oldest: Context, shortage_frames: int) -> bool:
-        """Nothing runs and the oldest job does not fit: take the frames of those that wait behind it, newest first; then
-        those of stopped and paused contexts; then its own, since a copy that it waits for keeps a frame which a
+        """Nothing runs and the oldest job does not fit: take the frames that are kept for contexts which wait for a tool; those
+        of jobs that wait behind it, newest first; those of stopped and paused contexts; then its own, since a copy that it waits for keeps a frame which a
         recomputation does not need."""
         behind = (c for c in reversed(self._sched.queue) if c is not oldest)
+        if self.break_keeps(shortage_frames) or self.waits:
+            return not self.waits
         return (
             self._drop_some(behind, shortage_frames, "waiting")
             or self._drop_held(shortage_frames)

@@ -20,6 +20,7 @@ from .errors import Panic
 from .events import Exec
 from .pager import Pager
 from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
+from .resting import Resting
 from .tag import GATE
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Scheduler:
         self.pager = Pager(machine, device, self)
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
-        self.idle: dict[int, Context] = {}  # by cid, without a job and perhaps with frames, least recently used first
+        self.idle = Resting(machine)  # without a job and perhaps with frames
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
@@ -61,13 +62,12 @@ class Scheduler:
             self.moves += 1
 
     def rest(self, context: Context) -> None:
-        """It has no job: its frames are the first to be taken, after those of contexts idle for longer."""
-        self.idle.pop(context.cid, None)
-        self.idle[context.cid] = context
+        """It has no job: its frames may be taken (resting.py says in which order)."""
+        self.idle.add(context)
 
     def wake(self, context: Context) -> None:
-        """It has a job, or goes."""
-        self.idle.pop(context.cid, None)
+        """It has a job, or no frames, or goes."""
+        self.idle.remove(context)
 
     def reorder(self) -> None:
         """A nice value changed."""
@@ -141,7 +141,11 @@ class Scheduler:
     def _find_room(self, shortage_frames: int) -> bool:
         """False: not yet, a transfer is to end."""
         pager = self.pager
-        return pager.make_room(shortage_frames) or (not pager.waits and pager.preempt(shortage_frames))
+        return (
+            pager.make_room(shortage_frames)
+            or (not pager.waits and pager.break_keeps(shortage_frames))
+            or (not pager.waits and pager.preempt(shortage_frames))
+        )
 
     def gates_passed(self) -> None:
         """The pass in flight has ended well: what it followed has landed, though its driver may not have said so yet."""
@@ -164,14 +168,20 @@ class Scheduler:
     def _admit(self) -> None:
         """Give frames to those that wait, oldest first, until one does not fit: then nobody overtakes it."""
         active = -1
+        no_room: list[Context] = []
         for context in self.queue:
             if context.admitted or self._core.in_flight(context.slot):
                 continue
             if active < 0:
                 active = self.active()
             if not self.pager.admit(context, active):
-                return
+                if context.wait is None:
+                    break
+                no_room.append(context)  # nobody waits for it yet, so nobody waits behind it
+                continue
             active += 1
+        for context in no_room:
+            self._m.lifetimes.no_room(context)
 
     def _chunks(self) -> list[bytes]:
         """PREFILL records for the budget that decoding leaves."""

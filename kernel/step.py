@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import fsck as fsck_module
 from . import traps, traps_names, traps_wait
 from .batch import FORWARD, SAMPLE, SCORE, Seq
-from .calls import ForwardResult, ScoreResult
+from .calls import ForwardResult, InjectArgs, ScoreResult
 from .config import KernelConfig
 from .context import Context, JobKind
 from .device import BLAME_AFTER_FAILURES, RESTART_AFTER_FAILURES, Device
@@ -82,7 +82,7 @@ class Kernel:
             Timer: self._timer,
             Bug: self._bug,
             Restored: self._restored,
-            Suspend: lambda event: self.machine.names.suspend(),
+            Suspend: self._suspend,
             SnapshotWritten: lambda event: traps_names.snapshot_written(self.machine, event),
             SnapshotRead: lambda event: traps_names.snapshot_read(self.machine, event),
         }
@@ -119,7 +119,7 @@ class Kernel:
             raise Errno(E.EBADF, f"connection {conn} is gone")
         context = traps_wait.written(self.machine, connection, args)
         length = self.machine.core.slot_row(context.slot).tokens
-        if context.parked:
+        if context.parked and not isinstance(args, InjectArgs):
             log = traps.log_to_be(context, self.machine.core.read_log(context.slot, 0, length))
             return len(log) // 4, log[max(0, len(log) - 4 * count) :]
         return length, self.machine.core.read_log(context.slot, max(0, length - count), length)
@@ -163,7 +163,7 @@ class Kernel:
         connection = m.connections.get(event.conn)
         context = connection.requests.get(event.request) if connection else m.names.orphan(event.conn, event.request)
         if context is not None and context.job is not None and not context.job.ending:
-            context.keep = context.job.start + max(0, event.keep)
+            context.keep = max(0, event.keep)
             m.finish(context, "stop")
             self._unpark(context)
         elif context is None:
@@ -176,10 +176,8 @@ class Kernel:
         contexts = traps.contexts_of(m, connection) if connection else filter(None, (orphan,))
         for context in list(contexts):
             if context.last_request == (event.conn, event.request) and not m.core.in_flight(context.slot):
-                length = context.last_start + max(0, event.keep)
-                m.core.truncate(context.slot, length)
-                m.names.trimmed(context, length)
                 context.last_request = (0, 0)
+                m.cut(context, context.last_start, context.last_injected, max(0, event.keep))
 
     def _pause(self, event: Pause) -> None:
         m = self.machine
@@ -206,7 +204,11 @@ class Kernel:
 
     def _restored(self, event: Restored) -> None:
         self.machine.names.restore(event)
-        self.machine.lifetimes.booted(event.boots)
+        self.machine.lifetimes.restore(event)
+
+    def _suspend(self, event: Suspend) -> None:
+        self.machine.names.suspend()
+        self.machine.lifetimes.suspend()
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)
@@ -292,6 +294,7 @@ class Kernel:
             m.count("passes_lost")
         device.flight = None
         m.core.rollback(device.index)
+        m.interrupts.deliver()
         m.after_pass()
         self._settle()
 
@@ -380,6 +383,8 @@ class Kernel:
                 for q in seqs:
                     if q.slot in m.by_slot:
                         device.blame.pop(m.by_slot[q.slot].cid, None)
+        if m.interrupts.pending:
+            m.interrupts.deliver({slot for slot, _ in commit.finished})
         for slot, reason in commit.finished:
             context = m.by_slot[slot]
             m.finish(context, _REASON[reason])

@@ -8,6 +8,7 @@ from .calls import SysctlRow
 from .errors import E, Errno
 from .evict import registry
 from .params import MAX_RUNNING, STEP_TOKENS, WATERMARK_PERMILLE
+from .wait import registry as wait_registry
 
 _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.step_tokens": (1, 1 << 20, "token budget of one forward pass"),
@@ -24,6 +25,7 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
         "fewest first tokens of a known block worth copying, 0: only whole blocks are hits",
     ),
     "tier.gates": (0, 1, "1: a pass may begin before its loads have landed, and waits for them layer by layer"),
+    "wait.ttl_ms": (0, 86_400_000, "for how long wait.policy=ttl keeps the frames of a context that waits for a tool"),
     "pin.share_permille": (0, 1000, "share of a device's frames that pinned contexts may hold"),
     "pin.max_ms": (1, 86_400_000, "longest time a context stays pinned"),
 }
@@ -34,6 +36,7 @@ _CHOICES: dict[str, tuple[str, str]] = {
     "evict.dram": ("policy_dram", "eviction policy of dram, empty: evict.policy"),
     "evict.nvme": ("policy_nvme", "eviction policy of nvme, empty: evict.policy"),
     "evict.remote": ("policy_remote", "eviction policy of remote, empty: evict.policy"),
+    "wait.policy": ("wait", "what becomes of the frames of contexts that wait for a tool: cost, cachettl, ttl or lru"),
     "tier.write": (
         "write",
         "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits",
@@ -52,6 +55,8 @@ class Sysctl:
     gates: int = 1
     share_permille: int = 500
     max_ms: int = 600_000
+    ttl_ms: int = 2000
+    wait: str = wait_registry.DEFAULT
     policy: str = registry.DEFAULT
     policy_hbm: str = ""
     policy_dram: str = ""
@@ -80,7 +85,12 @@ class Sysctl:
         """EINVAL: wrong type or out of bounds (both named)."""
         self.rows(name)
         if name in _CHOICES:
-            allowed = _WRITE if name == "tier.write" else registry.names() + (("",) if name != "evict.policy" else ())
+            if name == "tier.write":
+                allowed: tuple[str, ...] = _WRITE
+            elif name == "wait.policy":
+                allowed = tuple(wait_registry.POLICIES)
+            else:
+                allowed = registry.names() + (("",) if name != "evict.policy" else ())
             if value not in allowed:
                 raise Errno(
                     E.EINVAL, f"{name} is one of {', '.join(a or '(empty)' for a in allowed)}, not {value!r}", name=name

@@ -16,6 +16,7 @@ from .errors import E, Errno
 from .events import Halt, Syscall
 from .fsck import fsck
 from .ids import Cid, Pid, Slot
+from .injected import Injected, count
 from .look import context_row, process_row, tier_row, uname, vmstat
 from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine
 from .params import (
@@ -358,6 +359,7 @@ def extend(m: Machine, context: Context, tokens: bytes) -> int:
     if tokens:
         m.names.rewritten(context, length)
         length = m.core.append(context.slot, tokens)
+        m.lifetimes.used_again(context)
         m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
     return length
 
@@ -427,6 +429,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
     if context.job is not None:
         job.order = context.job.order
     connection.requests[call.request] = context
+    m.lifetimes.used_again(context)
     m.start(context, job)
 
 
@@ -449,28 +452,33 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
 
 
 def begin_generation(
-    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
-) -> None:
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int,
+    injected: Injected = (),
+) -> None:  # fmt: skip
     """Sample into a context whose log has length `start`, or is longer by what this generation has already."""
     job = Job(JobKind.GENERATE, m.next_order(), connection.conn, call.request)
     job.args = args
-    job.start = start
-    job.begun = m.core.slot_row(context.slot).tokens > start  # it has sampled before: it ends in a reason
-    left = aim_generation(m, connection, call, context, args, start)
+    job.start, job.injected = start, injected
+    # It has sampled before: it ends in a reason.
+    job.begun = m.core.slot_row(context.slot).tokens - start > count(injected)
+    left = aim_generation(m, connection, call, context, args, start, injected)
     _begin(m, connection, call, context, job)
     if left <= 0:
         m.finish(context, "length")
 
 
 def aim_generation(
-    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int
-) -> int:
+    m: Machine, connection: Connection, call: Syscall, context: Context, args: c.GenerateArgs, start: int,
+    injected: Injected = (),
+) -> int:  # fmt: skip
     """What the core needs to sample for this request; how many tokens it still may."""
     length = m.core.slot_row(context.slot).tokens
     device = m.devices[context.device]
     limit = min(m.config.window_tokens, device.capacity * m.config.block_tokens + 1)
     template = _template(context, args, start)
-    most = min(args.max_tokens - (length - start), limit)  # more than the log can hold is no more than any number
+    most = min(
+        args.max_tokens - (length - start - count(injected)), limit
+    )  # more than the log can hold is no more than any number
     m.core.set_generation(
         context.slot, template, _stops(m, args), max(0, most), limit, connection.conn, call.request
     )  # fmt: skip
@@ -565,7 +573,11 @@ def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs
         m.answer(waiter, E.ECANCELED, {"message": "wait was cancelled"})
         return c.Empty()
     context = connection.requests.get(args.request)
-    if context is None and (_unwait(m, connection, args.request) or m.errands.cancel(connection.conn, args.request)):
+    if context is None and (
+        _unwait(m, connection, args.request)
+        or m.errands.cancel(connection.conn, args.request)
+        or m.interrupts.cancel(connection.conn, args.request)
+    ):
         return c.Empty()
     if context is None or context.job is None:
         raise Errno(E.ENOENT, f"request {args.request} is not running on this connection", request=args.request)
@@ -575,9 +587,9 @@ def cancel(m: Machine, connection: Connection, call: Syscall, args: c.CancelArgs
 
 def _unwait(m: Machine, connection: Connection, request: int) -> bool:
     """Cancel a call that waits for its turn on its context.  False: there is none of that id."""
-    for context in contexts_of(m, connection):
+    for context in dict.fromkeys((*contexts_of(m, connection), *m.unsettled)):  # also those that it named by cid
         for waiting in context.parked:
-            if waiting.request == request:
+            if (waiting.conn, waiting.request) == (connection.conn, request):
                 context.parked.remove(waiting)
                 m.reply(waiting.conn, waiting.request, E.ECANCELED, {"message": f"{waiting.name} was cancelled"})
                 return True

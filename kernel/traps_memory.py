@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from . import calls as c
 from .config import DeviceConfig
-from .context import Context, Job, JobKind
+from .context import Context, JobKind
 from .device import Device
-from .errands import Arrival, Attach, Demotion, Detach, Errand, Promotion, Sleep, Wake, resident_blocks
+from .errands import Attach, Demotion, Detach, Errand, Promotion, Sleep, Wake, resident_blocks
 from .errors import E, Errno
 from .events import AttachTier, Syscall, WakeDriver
 from .evictor import Evictor
@@ -77,15 +77,7 @@ def _fetch(m: Machine, context: Context, target: Device, conn: int, request: int
     if target.tier != "hbm":
         _errand(m, Promotion(conn, request, context, target, deadline_ns))
         return
-    m.count("prefetches")
-    row = m.core.slot_row(context.slot)
-    job = None
-    # A generation may end one token beyond the pool, since its last token needs no frame: that cannot be made resident.
-    fits = -(-row.tokens // m.config.block_tokens) <= target.capacity
-    if context.job is None and row.tokens and (row.computed < row.tokens or not row.entries) and fits:
-        job = Job(JobKind.PREFILL, m.next_order())
-        m.start(context, job)
-    _errand(m, Arrival(conn, request, context, deadline_ns, job))
+    m.errands.arrive(conn, request, context, deadline_ns)
 
 
 def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs) -> c.MovedResult | None:

@@ -10,7 +10,7 @@ from .errors import Detail, E, Errno
 from .events import Prime, ReadSnapshot, SnapshotRead, SnapshotWritten, Syscall, WriteSnapshot
 from .ids import Cid, Slot
 from .machine import Machine
-from .names import Kept
+from .names import Kept, sampled
 from .params import MAX_NAME_CHARS, MAX_SNAPSHOT_CONTEXTS
 from .process import Connection
 from .snapshot import SnapshotEntry
@@ -145,11 +145,10 @@ def _adopt(
     job = context.job
     if job is None:
         return
-    length = m.core.slot_row(context.slot).tokens
-    have = m.core.read_log(context.slot, job.start, length)
+    have = sampled(m, context, job.start, job.injected)
     _check_agrees(args.tokens, have, ended=True)
     was = m.names.adopt(context, job, connection, call.request)
-    aim_generation(m, connection, call, context, generation, job.start)
+    aim_generation(m, connection, call, context, generation, job.start, job.injected)
     _prime(m, connection, call, generation, args, was, have, tuple(job.logprobs[: len(have) // 4]))
 
 
@@ -159,21 +158,22 @@ def _resume(
     """It stopped with the daemon: what the client has beyond the journal is forced, the rest is sampled again."""
     if kept.generation is None:
         return
-    generation, start = kept.generation
+    generation, start, ranges = kept.generation
     quiet(context, "reattach")
     awake(context, "reattach")
     computable(m, context)
-    have = m.core.read_log(context.slot, start, m.core.slot_row(context.slot).tokens)
+    have = sampled(m, context, start, ranges)
     _check_agrees(args.tokens, have, ended=False)
-    check_room(m, context, start + max(len(have), len(args.tokens)) // 4)
+    length = m.core.slot_row(context.slot).tokens
+    check_room(m, context, length + max(0, len(args.tokens) - len(have)) // 4)
     if behind(context, call):
         return
     forced = args.tokens[len(have) :]
     if forced:
         m.core.append(context.slot, forced)
-    m.names.resumed(context, start + len(have) // 4)
+    m.names.resumed(context, length)
     _prime(m, connection, call, generation, args, (0, 0), have + forced, ())
-    begin_generation(m, connection, call, context, generation, start)
+    begin_generation(m, connection, call, context, generation, start, ranges)
 
 
 def _check_agrees(theirs: bytes, ours: bytes, *, ended: bool) -> None:

@@ -12,7 +12,7 @@ from .lifetimes import MS
 from .machine import Machine
 from .params import MAX_NAME_CHARS, MAX_WAIT_MS
 from .process import Connection
-from .traps import Trap, awake, behind, check_room, check_tokens, extend, quiet, seen_context
+from .traps import Trap, awake, behind, check_room, check_tokens, computable, extend, quiet, seen_context
 
 TextArgs: TypeAlias = "c.AppendArgs | c.ResumeArgs | c.InjectArgs"  # of the calls that bring text into a log
 
@@ -81,8 +81,22 @@ def _takes(context: Context) -> None:
         raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you inject")
 
 
-def inject(m: Machine, connection: Connection, call: Syscall, args: c.InjectArgs) -> None:
-    raise Errno(E.ENOSYS, "inject is being built")
+def inject(m: Machine, connection: Connection, call: Syscall, args: c.InjectArgs) -> c.InjectResult | None:
+    context = _target(m, connection, args)
+    if args.text:
+        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
+    _takes(context)
+    computable(m, context)
+    n = check_tokens(m, args.tokens)
+    if behind(context, call):
+        return None
+    length = m.core.slot_row(context.slot).tokens
+    if context.job is None or context.job.kind is JobKind.PREFILL or not n:
+        check_room(m, context, length + n)
+        return c.InjectResult(extend(m, context, args.tokens), n)
+    check_room(m, context, length + n + m.interrupts.waiting_tokens(context))
+    m.interrupts.add(context, call.conn, call.request, args.tokens)
+    return None
 
 
 TRAPS: dict[str, Trap] = {"wait_tool": wait_tool, "resume": resume, "inject": inject}

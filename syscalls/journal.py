@@ -37,6 +37,7 @@ from attnix.kernel.journal import (
     LogRecord,
     MarkRecord,
     RestoredContext,
+    ToolRecord,
 )
 
 FORMAT: Final = 1
@@ -57,6 +58,7 @@ create table if not exists meta (key text primary key, value integer not null) w
 create table if not exists contexts (
     cid integer primary key, uid integer not null, name text not null, detached integer not null, session text not null,
     model text not null, rest blob not null, sum integer not null);
+create table if not exists tools (tool text primary key, durations blob not null, sum integer not null) without rowid;
 create table if not exists chunks (
     cid integer not null, at integer not null, tokens blob not null, sum integer not null,
     primary key (cid, at)) without rowid;
@@ -140,7 +142,19 @@ class JournalFile:
         if others:
             self._log("info", f"journal: {others} contexts belong to other models and wait for them")
         self._set_meta(boots=boots + 1, format=FORMAT, pid=pid, cid=cid)
-        return Restored(pid, cid, boots, tuple(contexts))
+        return Restored(pid, cid, boots, tuple(contexts), self._tools())
+
+    def _tools(self) -> tuple[ToolRecord, ...]:
+        """What was learnt of tools.  What is damaged is learnt again."""
+        rows = self._db.execute("select tool, durations, sum from tools order by tool").fetchall()
+        good = tuple(
+            ToolRecord(tool, durations)
+            for tool, durations, checksum in rows
+            if isinstance(durations, bytes) and checksum == _tool_sum(tool, durations)
+        )
+        if len(good) < len(rows):
+            self._log("warning", f"journal: the durations of {len(rows) - len(good)} tools are damaged and forgotten")
+        return good
 
     def _context(self, row: tuple[Any, ...]) -> RestoredContext:
         cid, uid, name, detached, session, _, rest, checksum = row
@@ -273,6 +287,8 @@ class JournalFile:
                 elif isinstance(record, DropRecord):
                     db.execute("delete from contexts where cid = ?", (record.cid,))
                     db.execute("delete from chunks where cid = ?", (record.cid,))
+                elif isinstance(record, ToolRecord):
+                    self._write_tool(record)
                 elif isinstance(record, MarkRecord):
                     self._set_meta(pid=record.pid, cid=record.cid)
             db.execute("commit")
@@ -294,6 +310,16 @@ class JournalFile:
         if tokens:
             self._put(cid, at, tokens)
             self._wal_bytes += len(tokens)
+
+    def _write_tool(self, record: ToolRecord) -> None:
+        """No durations: the tool is forgotten."""
+        tool, durations = record
+        if not durations:
+            self._db.execute("delete from tools where tool = ?", (tool,))
+            return
+        row = (tool, durations, _tool_sum(tool, durations))
+        self._db.execute("insert or replace into tools values (?, ?, ?)", row)
+        self._wal_bytes += len(durations)
 
     def _put(self, cid: int, at: int, tokens: bytes) -> None:
         row = (cid, at, tokens, _chunk_sum(cid, at, tokens))
@@ -340,6 +366,10 @@ def _raise_unless_damage(error: sqlite3.DatabaseError, path: Path) -> None:
 
 def _context_sum(cid: int, uid: int, name: str, detached: int, session: str, rest: bytes) -> int:
     return zlib.crc32(_encode((cid, uid, name, int(detached), session, rest)))
+
+
+def _tool_sum(tool: str, durations: bytes) -> int:
+    return zlib.crc32(durations, zlib.crc32(tool.encode(errors="surrogatepass")))
 
 
 def _chunk_sum(cid: int, at: int, tokens: bytes) -> int:

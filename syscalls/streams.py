@@ -7,6 +7,7 @@ from array import array
 from typing import Final
 
 from attnix.kernel.calls import GenerateArgs, GenerateResult, TokensNote
+from attnix.kernel.injected import cut
 
 from .text.detokenize import TextStream, TokenTable
 
@@ -129,6 +130,7 @@ class Stream:
             text="".join(self._parts),
             tokens_total=result.tokens_total - (count - kept),
             logprobs=tuple(self._logprobs[:kept]),
+            injected=cut(result.injected, kept),
         )
 
     def _take_text(self) -> str:

@@ -518,3 +518,70 @@ def test_a_context_without_a_journal_is_named_all_the_same() -> None:
     system.disconnect(client)
     other = system.connect()
     assert tokens_of(other.call("generate", other.call("open", "n").ctx, 3).tokens) == reference_tokens(PROMPT, 3)
+
+
+# -- generations with tokens injected into them ---------------------------------------------------------------------
+
+
+def test_an_orphan_with_injected_tokens_is_reattached_with_what_it_sampled() -> None:
+    system = Durable()
+    client, _ = system.join()
+    ctx = named(client)
+    request = client.post("generate", ctx, 12)
+    system.run(until=lambda: len(client.streamed.get(request, [])) >= 3)
+    interrupt = client.post("inject", ctx, ints([8, 9]))
+    system.run(until=lambda: interrupt in client.replies)
+    had = list(client.streamed[request])
+    system.disconnect(client)
+    other, _ = system.join()
+    system.tick()
+    (cid,) = system.kernel.machine.contexts
+    friend = other.post("inject", 0, ints([7]), "", cid)
+    ctx = other.call("open", "n").ctx
+    request = other.post("reattach", ctx, ints(had))
+    system.run()
+    result = other.result(request)
+    (first, second) = result.injected
+    assert first == (4, 2) and other.result(friend).appended == 1
+    log = list(PROMPT)
+    for k in range(13):
+        log += {4: [8, 9], second[0]: [7]}.get(k, [])
+        if k < 12:
+            log += reference_tokens(log, 1)
+    assert result.tokens_total == len(log) and len(result.tokens) == 4 * 12
+    assert tokens_of(result.tokens)[:4] == had[:4]
+    slot = next(iter(system.kernel.machine.contexts.values())).slot
+    assert tokens_of(system.core.read_log(slot, 0, 100)) == log
+    assert all(tokens_of(p.tokens) == tokens_of(result.tokens)[: len(p.tokens) // 4] for p in system.primed)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_after_a_crash_a_generation_goes_on_with_what_was_injected(ahead: int) -> None:
+    """The client has `ahead` more tokens than were on record when it was injected."""
+    system = Durable()
+    client, hello = system.join()
+    ctx = named(client)
+    request = client.post("generate", ctx, 12, 0.9, 0, 1.0, 0.0, 5)
+    system.run(until=lambda: len(client.streamed.get(request, [])) >= 3)
+    interrupt = client.post("inject", ctx, ints([8, 9]))
+    system.run(until=lambda: interrupt in client.replies)
+    system.run(until=lambda: len(client.streamed[request]) >= 4 + ahead)
+    had = list(client.streamed[request])
+    whole = Durable()
+    twin, _ = whole.join()
+    uninterrupted = named(twin)
+    same = twin.post("generate", uninterrupted, 12, 0.9, 0, 1.0, 0.0, 5)
+    whole.run(until=lambda: len(twin.streamed.get(same, [])) >= 3)
+    twin.post("inject", uninterrupted, ints([8, 9]))
+    whole.run()
+
+    again = Durable(system.disk)
+    client, said = again.join(hello.session)
+    (row,) = said.contexts
+    assert row.generation == "suspended"
+    request = client.post("reattach", row.ctx, ints(had))
+    again.run()
+    result = client.result(request)
+    assert result.tokens == twin.result(same).tokens and result.injected == ((4, 2),)
+    assert result.tokens_total == len(PROMPT) + 12 + 2
+    assert again.disk.records[row.cid].result == result._replace(logprobs=())

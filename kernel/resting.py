@@ -1,0 +1,147 @@
+"""Contexts of one compute device that have no job and perhaps frames, in the order in which they let go of them.
+
+Least recently used first, unless the wait policy ranks them (kernel/wait/): then of some that were used least recently and
+some that are due last, the one whose frames are worth least is first: what it takes to bring a frame back, divided by the
+time until somebody wants it.  A context that waits for a tool and is within its keep time is not in this order at all; it
+comes when nothing else is left.
+
+Looking costs a bounded number of candidates, however many rest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .lifetimes import Wait
+    from .machine import Machine
+
+CANDIDATES: Final = 16  # of each kind, that are compared at a time
+
+
+class Resting:
+    def __init__(self, machine: Machine) -> None:
+        self._m = machine
+        self._order: OrderedDict[int, Context] = OrderedDict()  # by cid, least recently used first
+        self._kept: OrderedDict[int, Context] = OrderedDict()  # within their keep time
+        self._ends: list[tuple[int, int, Wait]] = []  # heap: when keep times end
+        self._number = 0  # of heap entries, so that no two compare equal
+        self._late: list[tuple[int, int, Wait]] = []  # heap: (-due_ns, ...) of those in _order that are due some time
+
+    def __len__(self) -> int:
+        return len(self._order) + len(self._kept)
+
+    def __contains__(self, context: object) -> bool:
+        cid = getattr(context, "cid", 0)
+        return self._order.get(cid) is context or self._kept.get(cid) is context
+
+    def add(self, context: Context) -> None:
+        """It was used until now, or what is known of its return has changed."""
+        self.remove(context)
+        wait = context.wait
+        if wait is not None and wait.keep_until_ns > self._m.now_ns:
+            self._kept[context.cid] = context
+            heapq.heappush(self._ends, (wait.keep_until_ns, self._next(), wait))
+        else:
+            self._file(context)
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def remove(self, context: Context) -> None:
+        self._order.pop(context.cid, None)
+        self._kept.pop(context.cid, None)
+
+    def _file(self, context: Context) -> None:
+        self._order[context.cid] = context
+        wait = context.wait
+        if wait is not None and wait.due_ns:
+            heapq.heappush(self._late, (-wait.due_ns, self._next(), wait))
+            if len(self._late) > 2 * len(self._order) + 64:
+                self._late = [entry for entry in self._late if self._files(entry)]
+                heapq.heapify(self._late)
+
+    def _files(self, entry: tuple[int, int, Wait]) -> bool:
+        """The entry says what is true of its context."""
+        wait = entry[2]
+        return not wait.over and -entry[0] == wait.due_ns and wait.context.cid in self._order
+
+    def _expire(self) -> None:
+        """Keep times that are over: their contexts are used least recently of all that were kept for longer."""
+        while self._ends and self._ends[0][0] <= self._m.now_ns:
+            _, _, wait = heapq.heappop(self._ends)
+            context = wait.context
+            if not wait.over and wait.keep_until_ns <= self._m.now_ns and context.cid in self._kept:
+                del self._kept[context.cid]
+                self._file(context)
+
+    def victims(self) -> Iterator[Context]:
+        """Who lets go first, next, ...; for as long as nobody but these is added or removed."""
+        self._expire()
+        seen: set[int] = set()
+        ranks = self._m.lifetimes.policy.ranks and self._m.lifetimes.waiting > 0
+        while True:
+            fresh = list(islice((c for c in self._order.values() if c.cid not in seen), CANDIDATES))
+            if ranks:
+                fresh = self._ranked(fresh, seen)
+            if not fresh:
+                return
+            for context in fresh:
+                seen.add(context.cid)
+                if context in self and not self._empty(context):
+                    yield context
+
+    def kept(self) -> Iterator[Context]:
+        """Those within their keep time, when nothing else is left."""
+        self._expire()
+        seen: set[int] = set()
+        while fresh := list(islice((c for c in self._kept.values() if c.cid not in seen), CANDIDATES)):
+            seen.update(c.cid for c in fresh)
+            fresh.sort(key=lambda c: (self._m.lifetimes.worth(c), c.cid))
+            for context in fresh:
+                if context in self and not self._empty(context):
+                    yield context
+
+    def _empty(self, context: Context) -> bool:
+        """Nothing can be taken from it until it has run again: it is left out until then."""
+        if self._m.core.slot_row(context.slot).entries:
+            return False
+        self.remove(context)
+        return True
+
+    def _ranked(self, fresh: list[Context], seen: set[int]) -> list[Context]:
+        looked_at = {c.cid: c for c in fresh}
+        back: list[tuple[int, int, Wait]] = []
+        while self._late and len(back) < CANDIDATES + len(seen):
+            entry = heapq.heappop(self._late)
+            if not self._files(entry):
+                continue
+            back.append(entry)
+            context = entry[2].context
+            if context.cid not in seen:
+                looked_at[context.cid] = context
+        for entry in back:
+            heapq.heappush(self._late, entry)
+        worth = self._m.lifetimes.worth
+        return sorted(looked_at.values(), key=lambda c: (worth(c), c.cid))
+
+    def problems(self) -> list[str]:
+        """What fsck finds wrong here."""
+        found = []
+        ends = {(at, wait.number) for at, _, wait in self._ends}
+        late = {(-at, wait.number) for at, _, wait in self._late}
+        for context in self._kept.values():
+            wait = context.wait
+            if wait is None or (wait.keep_until_ns, wait.number) not in ends:
+                found.append(f"context {context.cid} is kept and nothing ends that")
+        for context in self._order.values():
+            wait = context.wait
+            if wait is not None and wait.due_ns and (wait.due_ns, wait.number) not in late:
+                found.append(f"context {context.cid} is due and not among those that are due some time")
+        return found
