@@ -171,6 +171,7 @@ class Replay:
         self._count = 0
         self._request = 0
         self._answering: dict[int, Live] = {}
+        self._posted: set[int] = set()
         self._by_slot: dict[int, Live] = {}
         self._waiting: deque[Live] = deque()  # arrived, and no context slot is free
         self._ended: list[Live] = []  # their last turn is over, their context is still there
@@ -265,6 +266,9 @@ class Replay:
                 live = self._answering.pop(effect.request, None)
                 if live is not None:
                     self._answered(live, effect)
+                elif effect.code and effect.request in self._posted:
+                    raise Refused(effect.code, effect.result)
+                self._posted.discard(effect.request)
             elif type(effect) is Transfer:
                 self._transfer(effect)
             elif type(effect) is SetTimer:
@@ -287,6 +291,12 @@ class Replay:
                     raise Refused(effect.code, effect.result)
                 return effect.result
         raise RuntimeError(f"{name} was not answered at once")
+
+    def _post(self, name: str, args: tuple[object, ...]) -> None:
+        """A system call that may have to wait for a pass on its context; those after it wait behind it.  Refused."""
+        self._request += 1
+        self._posted.add(self._request)
+        self._step(Syscall(_CONN, self._request, name, args))
 
     # -- devices --------------------------------------------------------------------------------------------------
 
@@ -364,7 +374,7 @@ class Replay:
         if not follows:
             keep = common_blocks(live.blocks, turn.blocks) * size
             if len(live.blocks):
-                self._call("truncate", calls.TruncateArgs(live.handle, keep))
+                self._post("truncate", calls.TruncateArgs(live.handle, keep))
             live.blocks = turn.blocks
         self.accel.begin(live.context.slot, live.prompt_tokens, turn.output_tokens, ANSWER_TOKENS + turn.number)
         self._order.append(turn.blocks)
@@ -376,7 +386,7 @@ class Replay:
         if live.waits:
             self._resume(live, tokens)
         else:
-            self._call("append", calls.AppendArgs(live.handle, tokens))
+            self._post("append", calls.AppendArgs(live.handle, tokens))
         self._request += 1
         self._answering[self._request] = live
         # The device ends the answer; each pass may stand for many tokens of it.
@@ -401,7 +411,7 @@ class Replay:
         live.waits = True
 
     def _resume(self, live: Live, tokens: bytes) -> None:
-        self._call("resume", calls.ResumeArgs(live.handle, 0, tokens))
+        self._post("resume", calls.ResumeArgs(live.handle, 0, tokens))
         live.waits = False
 
     def _found(self, live: Live, slot: int) -> None:
@@ -468,6 +478,7 @@ class Replay:
         makespan_ns = max(1, self.now_ns - max(0, self._first_arrival_ns))
         counters = vmstat(self.kernel.machine)
         result.recomputed_tokens = max(0, result.computed_tokens - result.first_tokens)
+        result.prefill_tokens = accel.prefill_tokens
         result.preemptions = counters.get("preemptions", 0)
         result.hit_tokens = self._by_tier()
         result.ttft_s = quantiles(self._ttft_s)

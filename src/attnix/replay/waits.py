@@ -28,7 +28,7 @@ ABOUT: Final = (
     "out from what was learnt of the tool. cost: keep, demote or drop by the three wastes, durations as learnt. noisy: cost,",
     "told an eta that is off by up to half. oracle: cost, told the exact duration of every wait.",
     "job: a session without its pauses. tool TTFT: from a tool's answer to the next token. closed: share of the gap between",
-    "lru's mean job and the oracle's. again: prompt tokens computed that had been computed before.",
+    "lru's mean job and the oracle's. again: tokens computed that had been computed before.",
 )
 
 
@@ -88,7 +88,7 @@ def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
                 time_text(r.job_s.mean), time_text(r.job_s.p50), time_text(r.job_s.p95),
                 f"{row.against_lru:+.1%}", "-" if row.closed is None else f"{row.closed:.0%}",
                 time_text(r.tool_ttft_s.p50), time_text(r.tool_ttft_s.p95), f"{r.hit_ratio:.1%}",
-                tokens_text(r.recomputed_tokens), f"{r.busy:.0%}",
+                tokens_text(r.again_tokens), f"{r.busy:.0%}",
             ]
         )  # fmt: skip
         above = row.capacity
