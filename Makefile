@@ -48,8 +48,10 @@ model: build
 demo: build
 	$(BIN)/attnix demo
 
+# Two files of tests at a time: most of them wait for processes.  WORKERS=0: one test after another, in one process.
+WORKERS ?= 2
 test: model
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # -- checks ---------------------------------------------------------------------------------------------------------
 

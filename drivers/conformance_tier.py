@@ -13,9 +13,11 @@ and of dram, and 8 of hbm.  A check that a tier's traits or capabilities make me
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final, TypeAlias
 
 from attnix.kernel.errors import E
@@ -114,11 +116,11 @@ def a_frame_holds_what_was_written_last(rig: TierRig) -> None:
         base = 200 + 10 * round_
         for at in range(n):
             rig.put(at, rig.stored(base + at))
-        _keep_busy(rig)
-        for at in range(n):
-            rig.begin("write", [(3, at)], [rig.tag(base + at)])
-        last = rig.begin("read", [(3, 6)], [rig.tag(base + n - 1)])
-        stale = rig.begin("read", [(3, 7)], [rig.tag(base)])
+        with _all_at_once(rig):
+            for at in range(n):
+                rig.begin("write", [(3, at)], [rig.tag(base + at)])
+            last = rig.begin("read", [(3, 6)], [rig.tag(base + n - 1)])
+            stale = rig.begin("read", [(3, 7)], [rig.tag(base)])
         outcome = {done.seq: done.failed for done in rig.collect()}
         require(outcome.pop(last) == (), "the last of several writes was not what the next read found")
         require(outcome.pop(stale) == ((0, int(E.ECORRUPT)),), "a block that was overwritten was read without an error")
@@ -132,9 +134,9 @@ def an_arena_frame_is_used_in_order(rig: TierRig) -> None:
     rig.write((210, 4))
     for attempt in range(4):
         rig.put(2, rig.stored(211))
-        _keep_busy(rig)
-        rig.begin("write", [(5, 2)], [rig.tag(211)])
-        rig.begin("read", [(4, 2)], [rig.tag(210)])
+        with _all_at_once(rig):
+            rig.begin("write", [(5, 2)], [rig.tag(211)])
+            rig.begin("read", [(4, 2)], [rig.tag(210)])
         failed = [done.failed for done in rig.collect() if done.failed]
         require(not failed, f"attempt {attempt}: {failed}")
         require(rig.get(2) == rig.stored(210), "the read did not arrive")
@@ -379,12 +381,19 @@ def it_exits_when_its_channel_closes(rig: TierRig) -> None:
 # -- means --------------------------------------------------------------------------------------------------------
 
 
-def _keep_busy(rig: TierRig) -> None:
-    """Begin a write of 16 frames, so that whatever is sent next finds a full queue and can be taken in a wrong order."""
+@contextlib.contextmanager
+def _all_at_once(rig: TierRig) -> Iterator[None]:
+    """What is sent within, the driver finds in its channel together and behind a write of 16 frames, however slow we were
+    to send it: what can be taken in a wrong order is."""
     frames = range(8, MIN_FRAMES)
     for frame in frames:
         rig.put(frame, rig.stored(frame))
-    rig.begin("write", [(frame, frame) for frame in frames], [rig.tag(frame) for frame in frames])
+    rig.process.send_signal(signal.SIGSTOP)
+    try:
+        rig.begin("write", [(frame, frame) for frame in frames], [rig.tag(frame) for frame in frames])
+        yield
+    finally:
+        rig.process.send_signal(signal.SIGCONT)
 
 
 def _watch_gate(rig: TierRig, ticket: int, payloads: dict[int, bytes]) -> None:

@@ -35,7 +35,8 @@ class Job:
     """What a context is being run for.  One at a time."""
 
     __slots__ = (
-        "args", "begun", "conn", "ending", "injected", "kind", "logprobs", "order", "request", "scored", "scores", "start",
+        "args", "begun", "conn", "due_ns", "ending", "injected", "kind", "logprobs", "order", "passed", "request", "scored", "scores", "seen", "since_ns",
+        "start", "started",
     )  # fmt: skip
 
     def __init__(self, kind: JobKind, order: int, conn: int = 0, request: int = 0) -> None:
@@ -51,6 +52,18 @@ class Job:
         self.logprobs: list[tuple[float, bytes, bytes]] = []
         self.scored = 0  # SCORE: positions below this have their log-probability
         self.scores: list[bytes] = []
+        self.since_ns = -1  # when it arrived; -1: it has not been started
+        self.due_ns = 0  # when its first token is wanted; 0: nobody said
+        self.passed = 0  # later jobs that were begun before it (order/line.py)
+        self.started = False  # a part of its prompt has been in a pass
+        self.seen: tuple[int, int, int, int] | None = None  # of its prompt when last looked at (order/facts.py)
+
+    def follows(self, prefill: Job) -> None:
+        """It takes the place of a prefill of its context that nobody waits for."""
+        self.order = prefill.order
+        self.since_ns = prefill.since_ns
+        self.passed = prefill.passed
+        self.started = prefill.started
 
 
 class Context:

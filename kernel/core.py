@@ -382,6 +382,9 @@ class Core:
     def row_blocks(self, s: int) -> list[int]:
         return self._list(lib.core_row_blocks(self._c, s))
 
+    def row_entries(self, s: int) -> list[int]:
+        return self._list(lib.core_row_entries(self._c, s))
+
     def log_blocks(self, s: int) -> list[int]:
         return self._list(lib.core_log_blocks(self._c, s))
 
@@ -394,6 +397,9 @@ class Core:
 
     def copies_of(self, b: int) -> list[int]:
         return self._list(lib.core_copies_of(self._c, b))
+
+    def refs_of(self, device: int, f: int) -> int:
+        return self._checked(lib.core_refs_of(self._c, device, f))
 
     def describe(self, blocks: Sequence[int]) -> bytes:
         return self._bytes(lib.core_describe(self._c, *_ints(blocks)))
@@ -417,9 +423,8 @@ class Core:
         return self._list(lib.core_chain(self._c, device, leaf, want))
 
     def key_heads(self, blocks: Sequence[int]) -> list[int]:
-        raw = self.describe(blocks)
-        step = 48 + 4 * self.block_tokens
-        return [int.from_bytes(raw[at : at + 8], "little") for at in range(0, len(raw), step)]
+        raw = self._bytes(lib.core_key_heads(self._c, *_ints(blocks)))
+        return list(struct.unpack(f"<{len(raw) // 8}Q", raw))
 
     def ghosts(self) -> int:
         return int(lib.core_ghosts(self._c))

@@ -1,6 +1,7 @@
 """What things cost here: measured by the drivers and by the passes themselves, never a constant in the code.
 
     t_prefill(n, c) = a*n + b*n*(c + n/2) + k      n tokens computed on top of c that are there (DESIGN.md §4)
+    t_decode(n, c)  = a*n + b*c + k                a token of each of n contexts that have c cached tokens between them
     t_move(n)       = latency + bytes / bandwidth   of a transfer, per device and direction
 
 Prefill is fitted by least squares over the passes seen, older ones forgotten exponentially (recursive least squares,
@@ -10,7 +11,7 @@ exponentially weighted averages.  Until something has been measured the answer i
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, sqrt
 from typing import Final, NamedTuple
 
 _KEEP: Final = 0.98  # weight that a pass keeps when the next one is seen
@@ -28,19 +29,43 @@ class Prefill(NamedTuple):
     def ns(self, tokens: int, cached: int) -> float:
         return self.a * tokens + self.b * tokens * (cached + tokens / 2) + self.k if tokens > 0 else 0.0
 
+    def tokens_in(self, ns: float, cached: int) -> int:
+        """Most tokens on top of `cached` that lengthen a pass by at most `ns`."""
+        first = self.a + self.b * cached
+        if ns <= 0:
+            return 0
+        if first <= 0 and self.b <= 0:
+            return 1 << 30
+        # The positive root of b/2 n^2 + first n = ns, in the form that also holds for b = 0.
+        return int(2 * ns / (first + sqrt(first * first + 2 * self.b * ns)))
 
-class PrefillFit:
-    """The prefill cost of one compute device."""
+
+class Decode(NamedTuple):
+    """a in ns per context, b per cached token, k per pass."""
+
+    a: float
+    b: float
+    k: float
+
+    def ns(self, contexts: int, cached: float) -> float:
+        return self.a * contexts + self.b * cached + self.k if contexts > 0 else 0.0
+
+    def one_ns(self, cached: float) -> float:
+        """What one more context adds to a pass."""
+        return self.a + self.b * cached
+
+
+class Fit:
+    """Three costs of one compute device that passes are made of."""
 
     def __init__(self) -> None:
         self._weight = 0.0
         self._xx = [[0.0] * 3 for _ in range(3)]
         self._xy = [0.0] * 3
-        self._fit: Prefill | None = None
+        self._fit: tuple[float, float, float] | None = None
 
-    def seen(self, tokens: int, pairs: float, elapsed_ns: int) -> None:
-        """A pass of prompts only took so long.  pairs: sum of n * (c + n/2) over its sequences."""
-        x = (float(tokens), pairs, 1.0)
+    def _seen(self, first: float, second: float, elapsed_ns: float) -> None:
+        x = (first, second, 1.0)
         self._weight = self._weight * _KEEP + 1
         for i in range(3):
             self._xy[i] = self._xy[i] * _KEEP + x[i] * elapsed_ns
@@ -48,7 +73,7 @@ class PrefillFit:
                 self._xx[i][j] = self._xx[i][j] * _KEEP + x[i] * x[j]
         self._fit = None
 
-    def known(self) -> Prefill | None:
+    def _known(self) -> tuple[float, float, float] | None:
         """The fit, with no negative part; None before enough has been seen."""
         if self._weight < _ENOUGH:
             return None
@@ -56,13 +81,37 @@ class PrefillFit:
             self._fit = self._solve()
         return self._fit
 
-    def _solve(self) -> Prefill:
+    def _solve(self) -> tuple[float, float, float]:
         """Least squares with the parts that come out negative left out, one by one: b first, then k."""
         for parts in ((0, 1, 2), (0, 2), (0, 1), (0,)):
             solution = _solve(self._xx, self._xy, parts)
             if solution is not None and all(v >= 0 for v in solution.values()):
-                return Prefill(solution.get(0, 0.0), solution.get(1, 0.0), solution.get(2, 0.0))
-        return Prefill(self._xy[2] / max(self._xx[0][2], 1.0), 0.0, 0.0)
+                return (solution.get(0, 0.0), solution.get(1, 0.0), solution.get(2, 0.0))
+        return (self._xy[2] / max(self._xx[0][2], 1.0), 0.0, 0.0)
+
+
+class PrefillFit(Fit):
+    """The cost of prompts."""
+
+    def seen(self, tokens: int, pairs: float, elapsed_ns: float) -> None:
+        """A pass of prompts only took so long.  pairs: sum of n * (c + n/2) over its sequences."""
+        self._seen(float(tokens), pairs, elapsed_ns)
+
+    def known(self) -> Prefill | None:
+        fit = self._known()
+        return Prefill(*fit) if fit is not None else None
+
+
+class DecodeFit(Fit):
+    """The cost of decoding."""
+
+    def seen(self, contexts: int, cached: int, elapsed_ns: float) -> None:
+        """A pass of decoding only took so long.  cached: tokens that its contexts have between them."""
+        self._seen(float(contexts), float(cached), elapsed_ns)
+
+    def known(self) -> Decode | None:
+        fit = self._known()
+        return Decode(*fit) if fit is not None else None
 
 
 def _solve(xx: list[list[float]], xy: list[float], parts: tuple[int, ...]) -> dict[int, float] | None:
@@ -159,6 +208,7 @@ class Costs:
         self.frame_bytes = frame_bytes
         self.block_tokens = block_tokens
         self.prefill = [PrefillFit() for _ in range(devices)]
+        self.decode = [DecodeFit() for _ in range(devices)]
         self._links: dict[tuple[int, str], Link] = {}
 
     def link(self, device: int, verb: str) -> Link:

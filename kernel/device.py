@@ -26,7 +26,7 @@ class Device:
         "failures",
         "flight",
         "found",
-        "full_once",
+        "full_seq",
         "gone",
         "index",
         "isolate",
@@ -60,7 +60,7 @@ class Device:
         self.found = b""  # inventory of a driver that is starting
         self.direct = False  # its driver reads straight into hbm frames
         self.engine = ""
-        self.full_once = False  # its last write met ENOSPC and is tried again
+        self.full_seq = 0  # the last transfer sent when a write met ENOSPC, if none sent later went well; 0: otherwise
         self.removed = False  # detached: its number may be used again
         self.flight: Exec | None = None
         self.samples = 0  # tokens the pass in flight will sample

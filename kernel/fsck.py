@@ -67,26 +67,31 @@ def fsck_core(
     owners: Counter[int] = Counter()
     for d, capacity in enumerate(capacities):
         problems += _frames(core, d, capacity, devices, indexed, copies, named[d], wired[d], owners, tails)
-    kin: list[Counter[int]] = [Counter() for _ in capacities]
-    family_of: Counter[int] = Counter()
-    for b in range(len(parent)):
-        if indexed[b] and parent[b] >= 0:
-            family_of[parent[b]] += 1
-            for d in range(devices):
-                if copies[b * devices + d] >= 0:
-                    kin[d][parent[b]] += 1
-    for b in range(len(parent)):
-        counted = [children[b * devices + d] for d in range(devices)]
-        if counted != [kin[d][b] for d in range(devices)] or family[2 * b] != family_of[b]:
-            problems.append(f"block {b} counts children {counted}, {family[2 * b]} in all, and has {family_of[b]}")
+    kin = array("i", bytes(len(children_raw)))  # [blocks, devices], as children
+    family_of = array("i", bytes(4 * len(parent)))
+    owned = array("i", bytes(4 * len(parent)))  # copies that each block names
+    for b, (above, known) in enumerate(zip(parent, indexed, strict=True)):
+        first = b * devices
+        for k in range(first, first + devices):
+            if copies[k] >= 0:
+                owned[b] += 1
+                if known and above >= 0:
+                    kin[above * devices + k - first] += 1
+        if known and above >= 0:
+            family_of[above] += 1
+    if kin != children or family_of != family[::2]:
+        for b, (counted, has) in enumerate(zip(family[::2], family_of, strict=True)):
+            mine = slice(b * devices, (b + 1) * devices)
+            if children[mine] != kin[mine] or counted != has:
+                problems.append(f"block {b} counts children {children[mine].tolist()}, {counted} in all, and has {has}")
+    for b, has in enumerate(owned):
         if family[2 * b + 1] != tails[b]:
             problems.append(f"block {b} is the saved tail of {tails[b]} slots and counts {family[2 * b + 1]}")
-        has = sum(1 for d in range(devices) if copies[b * devices + d] >= 0)
-        if indexed[b] and not has and not family[2 * b]:
-            problems.append(f"I2: block {b} can be found, has no copy and nothing continues it: leaked")
         if has != owners[b]:
             problems.append(f"I2: block {b} names {has} copies, {owners[b]} frames name it")
         if indexed[b]:
+            if not has and not family[2 * b]:
+                problems.append(f"I2: block {b} can be found, has no copy and nothing continues it: leaked")
             if core.find_key(keys[16 * b : 16 * b + 16]) != b:
                 problems.append(f"I6: block {b} is indexed but its key does not find it")
             if parent[b] >= 0 and (not indexed[parent[b]] or depth[parent[b]] + block_tokens != depth[b]):
@@ -209,6 +214,6 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(
                 f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever"
             )
-        if set(scheduler.decoding) != set(m.core.run_slots(device)):
+        if set(scheduler.decoding) - scheduler.benched != set(m.core.run_slots(device)):
             problems.append(f"decode set of device {device} differs between scheduler and core")
     return problems

@@ -24,6 +24,9 @@ class Groups:
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def of_uid(self, uid: int) -> Group:
         return self.named(f"uid:{uid}", uid)
 

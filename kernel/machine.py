@@ -291,6 +291,11 @@ class Machine:
 
     def start(self, context: Context, job: Job) -> None:
         context.job = job
+        if job.since_ns < 0:
+            job.since_ns = self.now_ns
+        if job.args.ttft_ms and not job.due_ns:
+            job.due_ns = self.now_ns + job.args.ttft_ms * 1_000_000
+        context.process.birth = context.process.birth or job.order
         self.schedulers[context.device].wake(context)
         context.admitted = False  # its last token may have no frame yet
         context.last_request = (0, 0)

@@ -278,16 +278,13 @@ class Movers:
         their frames are of use to another context.  What is under way lands as cache."""
         if not any(queue for queues in self._waiting for queue in queues) and not self._staged and not self._chained:
             return
-        mapped: dict[int, array[int]] = {}
 
         def unwanted(item: Item, why: str) -> bool:
             if (item.target, item.target_frame) in self._chained:
                 return False
             if self._m.devices[item.target].tier != "hbm":
                 return why in ("load", "prefetch")
-            if item.target not in mapped:
-                mapped[item.target] = array("i", self._core.frame_table(item.target)[1])
-            return not mapped[item.target][item.target_frame]
+            return not self._core.refs_of(item.target, item.target_frame)
 
         dropped = 0
         for key, hops in list(self._chained.items()):
@@ -400,7 +397,7 @@ class Movers:
             self._over.append(move.gate)
             self.reuse_gates()
         if failed:
-            self._m.tiers.failed(device, move.items, codes)
+            self._m.tiers.failed(device, move.items, codes, move.seq)
         again = [item for k, item in enumerate(move.items) if k in codes and self._elsewhere(move, item)]
         bad = [(item, codes[k]) for k, item in enumerate(move.items) if k in codes and item not in again]
         good = [item for k, item in enumerate(move.items) if k not in codes]
@@ -417,7 +414,7 @@ class Movers:
         self._m.prefetches.gone(target, [item.block for item, _ in bad], "failed")
         self._onward([(target, i.target_frame) for i in good], True)
         self._onward([(target, i.target_frame) for i, _ in bad], False)
-        self._m.tiers.landed(target, good)
+        self._m.tiers.landed(target, good, move.seq)
         if move.why == "load":
             self._m.tiers.loaded(move.cid, target, good)
         if again:

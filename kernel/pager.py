@@ -42,6 +42,7 @@ class Pager:
         self._device = machine.devices[device]
         self._sched = scheduler
         self.waits = False  # a context could not be dropped yet: the tier below makes room for its tail
+        self.full = False  # the last admission that failed found no room, and no transfer would make it any
 
     def evict(self, want_frames: int) -> bool:
         """Free `want_frames` reclaimable frames.  Requires: there are that many.  False: not yet, their content is being
@@ -65,15 +66,18 @@ class Pager:
             active, self._device.capacity // 4
         )
 
-    def admit(self, context: Context, active: int) -> bool:
-        """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all."""
+    def admit(self, context: Context, active: int, spare_frames: int = 0) -> bool:
+        """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all.
+        spare_frames: to be left available besides the reserve."""
+        self.full = False
         sources, first_load = self._m.tiers.sources(self._device), 0
         mapped = self._core.slot_row(context.slot).entries
         if sources and self._m.costs.prefill[self._device.index].known() is not None:
             first_load = self._split(context)
         partial = self._m.tiers.partial_tokens(self._device)
         while True:
-            result = self._core.admit(context.slot, self._reserve(active), sources, first_load, partial)
+            reserve = self._reserve(active) + spare_frames
+            result = self._core.admit(context.slot, reserve, sources, first_load, partial)
             short = result.shortage_frames
             mapped += result.mapped_frames
             if result.mapped_frames and self._m.tiers.evictors[self._device.index].policy.listens:
@@ -92,6 +96,7 @@ class Pager:
             elif self.make_room(short, context.wait):
                 continue
             elif self.waits or active or context.wait is not None or not self._make_room_by_force(context, short):
+                self.full = not self.waits
                 return False
 
     def _admitted(self, context: Context, result: Admit) -> None:
@@ -207,8 +212,11 @@ class Pager:
             and before is None
             and self._m.tiers.evictors[self._device.index].policy.name != "lru"
         ):
+            ranked = (
+                self._m.lifetimes.policy.ranks
+            )  # then nobody is taken from who waits for a tool before it is wanted
             for _, context in zip(range(IDLE_AT_ONCE), self._sched.idle.victims(), strict=False):
-                if self._can_drop(context) and not self._drop(context, "idle"):
+                if not (ranked and context.wait) and self._can_drop(context) and not self._drop(context, "idle"):
                     break
         return found
 

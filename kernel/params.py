@@ -23,6 +23,7 @@ MAX_NAME_CHARS: Final = 128  # characters in a name: of a process, a context, a 
 MAX_WAIT_MS: Final = 10 * 365 * 86_400_000  # a tool's eta or deadline
 MAX_SNAPSHOT_CONTEXTS: Final = 1024  # contexts in one snapshot
 DMESG_ENTRIES: Final = 1024  # ring of kernel messages
+MAX_TARGET_MS: Final = 86_400_000  # a target of a generation: a day
 NICE_MIN: Final = -20
 NICE_MAX: Final = 19
 NICE_JOBS: Final = 64  # later jobs that may overtake a job, per step of nice between them: nobody waits for ever

@@ -9,7 +9,6 @@ is outstanding.  Partial tails are not followed: they are private frames, and th
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -47,11 +46,9 @@ class Prefetches:
         loads: CoreApi.loads of its admission."""
         if not any(self._open):
             return
-        here = self._open[context.device]
-        if here:
-            frames = array("i", self._core.pagemap(context.slot)[0])
-            blocks = array("i", self._core.frame_table(context.device)[3])
-            self._found(context.device, [(blocks[f], f) for f in frames])
+        if self._open[context.device]:
+            entries = self._core.row_entries(context.slot)
+            self._found(context.device, list(zip(entries[::2], entries[1::2], strict=True)))
         for device in range(len(self._open)):
             if self._open[device]:
                 mine = [(loads[k], loads[k + 2]) for k in range(0, len(loads), 4) if loads[k + 1] == device]

@@ -31,7 +31,7 @@ class Process:
     """A schedulable unit: contexts, a nice value, an owner.  Never reused pids."""
 
     __slots__ = (
-        "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "parent", "past", "pid", "reason",
+        "birth", "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "parent", "past", "pid", "reason",
         "stopped", "uid", "waiters", "zombie",
     )  # fmt: skip
 
@@ -46,6 +46,7 @@ class Process:
         self.name = name
         self.nice = nice
         self.born_ns = born_ns
+        self.birth = 0  # order of its first job; 0: it has had none
         self.contexts: dict[int, Context] = {}  # by cid
         self.children: dict[Pid, Process] = {}  # also those that ended and were not waited for
         self.ended: dict[Pid, Process] = {}  # of them, in the order in which they ended

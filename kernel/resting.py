@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .lifetimes import Wait
     from .machine import Machine
 
-CANDIDATES: Final = 16  # of each kind, that are compared at a time
+CANDIDATES: Final = 16  # of each kind, that are compared at first
 
 
 class Resting:
@@ -73,23 +73,26 @@ class Resting:
         return not wait.over and -entry[0] == wait.due_ns and wait.context.cid in self._order
 
     def _expire(self) -> None:
-        """Keep times that are over: their contexts are used least recently of all that were kept for longer."""
+        """Keep times that are over: their contexts have rested for longer than most, and are the next to go."""
         while self._ends and self._ends[0][0] <= self._m.now_ns:
             _, _, wait = heapq.heappop(self._ends)
             context = wait.context
             if not wait.over and wait.keep_until_ns <= self._m.now_ns and context.cid in self._kept:
                 del self._kept[context.cid]
                 self._file(context)
+                self._order.move_to_end(context.cid, last=False)
 
     def victims(self) -> Iterator[Context]:
         """Who lets go first, next, ...; for as long as nobody but these is added or removed."""
         self._expire()
         seen: set[int] = set()
         ranks = self._m.lifetimes.policy.ranks and self._m.lifetimes.waiting > 0
+        want = CANDIDATES
         while True:
-            fresh = list(islice((c for c in self._order.values() if c.cid not in seen), CANDIDATES))
+            fresh = list(islice((c for c in self._order.values() if c.cid not in seen), want))
             if ranks:
-                fresh = self._ranked(fresh, seen)
+                fresh = self._ranked(fresh, seen, want)
+            want *= 2  # they are small, or cannot go: looking again and again costs more than looking at more
             if not fresh:
                 return
             for context in fresh:
@@ -115,10 +118,10 @@ class Resting:
         self.remove(context)
         return True
 
-    def _ranked(self, fresh: list[Context], seen: set[int]) -> list[Context]:
+    def _ranked(self, fresh: list[Context], seen: set[int], want: int) -> list[Context]:
         looked_at = {c.cid: c for c in fresh}
         back: list[tuple[int, int, Wait]] = []
-        while self._late and len(back) < CANDIDATES + len(seen):
+        while self._late and len(back) < want + len(seen):
             entry = heapq.heappop(self._late)
             if not self._files(entry):
                 continue

@@ -4,9 +4,13 @@ Continuous batching (Orca, OSDI'22; Sarathi-Serve, OSDI'24): a pass is one token
 chunks of prefill, under one token budget.  The decode set lives in the core and costs no Python per context; here are
 only the contexts that wait for frames or still have a prompt to compute.
 
-Order is first come first served; a step of nice is worth a number of arrivals, so that later jobs may overtake an
-earlier one, but not for ever.  A job keeps its place when it is preempted, so the oldest is never the newest again: it
-can always finish, which rules out live-lock.
+The order of service is that of a policy (order/): who gets frames next, and whose prompt goes into the next pass.  A job
+that was overtaken often enough goes first (order/line.py), and groups share by weight (order/turns.py).  The first job that
+does not fit is passed only by jobs that will not keep it waiting for longer.
+
+A job also has a place, arrival shifted by nice, which it keeps when it is preempted.  Whoever needs frames takes them by
+place, newest first, whatever the policy: the oldest of those that hold frames is never the newest again, so it can always
+finish, which rules out live-lock.
 """
 
 from __future__ import annotations
@@ -14,10 +18,17 @@ from __future__ import annotations
 from bisect import insort
 from typing import TYPE_CHECKING
 
-from .batch import FORWARD, HISTORY, SAMPLE, SCORE, unpack_seqs
+from .batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, unpack_seqs
+from .calls import GenerateArgs
 from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
+from .injected import count
+from .order import registry
+from .order.facts import facts
+from .order.line import LOOK, OVERTAKES, arranged, rank
+from .order.protocol import Forecast, Waiting
+from .order.turns import LEARN_EVERY, TOKEN_NS, Turns, decode_part_ns
 from .pager import Pager
 from .records import BLOCKED_BY_LOAD, EVICT, NOROOM, OK, PREFILL
 from .resting import Resting
@@ -27,6 +38,8 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .movers import Move
 
+PASSERS = 4  # jobs that are tried in the place of the first that does not fit, per pass
+_SEQ_WORDS, _SEQ_START = SEQ_BYTES // 4, 2  # of `seqs` as int32: length of a record, and where its `start` is
 _FINAL_FLAG = {JobKind.PREFILL: 0, JobKind.GENERATE: SAMPLE, JobKind.FORWARD: FORWARD, JobKind.SCORE: SCORE}
 
 
@@ -45,8 +58,22 @@ class Scheduler:
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
+        self.policy = registry.make(machine.sysctl.order)
+        self.turns = Turns(machine, device)
+        self._line: list[Context] = []  # the queue in the order of service, when the round began
+        self._passers: list[Context] = []  # those that were given frames before ...
+        self._first = -1  # ... the job of this order, which did not fit
 
     # -- membership -----------------------------------------------------------------------------------------------
+
+    @property
+    def benched(self) -> set[int]:
+        """Slots that decode, but not in the next pass."""
+        return self.turns.benched
+
+    def use(self, policy: str) -> None:
+        """From the next pass on.  KeyError: nobody knows it."""
+        self.policy = registry.make(policy)
 
     def add(self, context: Context) -> None:
         """A job with tokens to compute."""
@@ -101,6 +128,8 @@ class Scheduler:
         rounds = 0
         while device.up and device.flight is None and (self.queue or self.decoding):
             before = self.moves
+            self.turns.meet(self.queue, self.decoding)
+            self._line = self._in_order()
             self._admit()
             if self._send() or self._waits or self.moves == before:
                 return
@@ -134,6 +163,7 @@ class Scheduler:
         histories = self._histories(plan.seqs) if plan.histories else ()
         gates = b"".join(GATE.pack(move.gate, move.ticket) for move in self._gates)
         device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories, gates)
+        self._went(chunks)
         self._m.count("passes")
         self._m.emit(device.flight)
         return True
@@ -165,53 +195,240 @@ class Scheduler:
             self._core.read_log(q.slot, 0, q.start + q.ntokens) for q in unpack_seqs(seqs) if q.flags & HISTORY
         )
 
+    # -- who is next ----------------------------------------------------------------------------------------------
+
+    def _in_order(self) -> list[Context]:
+        """The queue in the order of service.  Of each group, the first LOOK jobs by place are ordered."""
+        queue, m = self.queue, self._m
+        if len(queue) < 2 or (self.policy.plain and not self.turns.sharing):
+            return queue[:]
+        looked: dict[str, list[Context]] = {}
+        rest: list[Context] = []
+        for context in queue:
+            mine = looked.setdefault(context.process.group.name if self.turns.sharing else "", [])
+            (mine if len(mine) < LOOK else rest).append(context)
+        for name, mine in looked.items():
+            if not self.policy.plain and len(mine) > 1:
+                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks)
+                looked[name] = [mine[i] for i in arranged(self.policy, found)]
+        if len(looked) == 1:
+            (line,) = looked.values()
+            return line + rest
+        jobs = {name: [(c.slot, self._left_ns(c)) for c in mine] for name, mine in looked.items()}
+        return [m.by_slot[slot] for slot in self.turns.line(jobs)] + rest
+
+    def _left_ns(self, context: Context) -> float:
+        """What it takes to compute what is left of its prompt."""
+        row = self._core.slot_row(context.slot)
+        left = max(1, row.tokens - row.computed)
+        fit = self._m.costs.prefill[self.device].known()
+        return max(1.0, fit.ns(left, row.computed)) if fit is not None else TOKEN_NS * left
+
+    @staticmethod
+    def _job(context: Context) -> Job:
+        if context.job is None:
+            raise Panic(f"context {context.cid} is queued without a job")
+        return context.job
+
+    def _overtaken(self, context: Context, waiting: list[Context]) -> None:
+        """It is served before those of `waiting` in its group whose place is earlier."""
+        place, group = context.place(), context.process.group
+        for other in waiting:
+            if other.process.group is group and other.place() < place:
+                self._job(other).passed += 1
+
+    def late_ns(self, context: Context, args: GenerateArgs) -> int:
+        """0 unless the policy refuses a generation with these targets: after how long to try again."""
+        if not self.policy.refuses or not (args.ttft_ms or args.tpot_ms):
+            return 0
+        m, fit = self._m, self._m.costs.prefill[self.device].known()
+        if fit is None:
+            return 0
+        job = Job(JobKind.GENERATE, context.job.order if context.job is not None else 1 << 60)
+        job.args = args
+        job.since_ns = m.now_ns
+        job.due_ns = m.now_ns + args.ttft_ms * 1_000_000 if args.ttft_ms else 0
+        others = [c for c in self.queue if c is not context][:LOOK]
+        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True)
+        return self.policy.late_ns(mine, self._forecast(mine, theirs))
+
+    def _forecast(self, mine: Waiting, theirs: list[Waiting]) -> Forecast:
+        m = self._m
+        fit, decode = m.costs.prefill[self.device].known(), m.costs.decode[self.device].known()
+        if fit is None:
+            return Forecast(0, 0, 0)
+        ahead = [job for job in theirs if rank(self.policy, job) < rank(self.policy, mine)]
+        jobs = (*ahead, mine)
+        first_ns = sum(fit.ns(job.left, job.resident + job.arriving + job.awaited) - fit.k for job in jobs)
+        passes = -(-sum(job.left for job in jobs) // m.sysctl.step_tokens)
+        rows = [self._core.slot_row(slot) for slot in self.decoding]
+        cached = sum(row.tokens for row in rows)
+        first_ns += passes * (fit.k + decode_part_ns(decode, len(rows), cached))
+        if decode is None:
+            return Forecast(round(first_ns), 0, 0)
+        left = [
+            c.job.args.max_tokens - (row.tokens - c.job.start - count(c.job.injected))
+            for c, row in zip(self.decoding.values(), rows, strict=True)
+            if c.job is not None
+        ]
+        pass_ns = decode.ns(len(rows), cached)
+        token_ns = decode.ns(len(rows) + 1, cached + mine.left + mine.resident)
+        return Forecast(round(first_ns), round(token_ns), round(max(0, min(left, default=0)) * pass_ns))
+
     def _admit(self) -> None:
-        """Give frames to those that wait, oldest first, until one does not fit: then nobody overtakes it."""
+        """Give frames to those that wait, in order.  The first that does not fit is `_first`: see `_passes`."""
         active = -1
-        no_room: list[Context] = []
-        for context in self.queue:
-            if context.admitted or self._core.in_flight(context.slot):
+        first: Context | None = None
+        spare = tried = 0
+        for context in self._line:
+            if context.admitted or not context.queued or self._core.in_flight(context.slot):
                 continue
             if active < 0:
                 active = self.active()
-            if not self.pager.admit(context, active):
-                if context.wait is None:
-                    break
-                no_room.append(context)  # nobody waits for it yet, so nobody waits behind it
+            if context.wait is not None:  # nobody waits for it yet, so nobody waits behind it
+                if first is None and self.pager.admit(context, active):
+                    active += 1
+                elif first is None and self.pager.full:
+                    self._m.lifetimes.no_room(context)
                 continue
-            active += 1
-        for context in no_room:
-            self._m.lifetimes.no_room(context)
+            if first is not None:
+                tried += 1
+                if tried > PASSERS or not active:
+                    return
+                if self._passes(first, context) and self.pager.admit(context, active, spare):
+                    self._passers.append(context)
+                    self._overtaken(context, [c for c in self.queue if not c.admitted])
+                    active += 1
+            elif self.pager.admit(context, active):
+                if not self.policy.plain:
+                    self._overtaken(context, [c for c in self.queue if not c.admitted])
+                active += 1
+            elif not self.pager.full or self._job(context).passed >= OVERTAKES:
+                return  # a transfer is to end; or enough have passed it
+            else:
+                first = context
+                if self._job(first).order != self._first:
+                    self._first, self._passers = self._job(first).order, []
+                spare = self._spare(first)
+                if self._core.free_frames(self.device) + self._core.reclaimable_frames(self.device) <= spare:
+                    return
+
+    def _passes(self, first: Context, context: Context) -> bool:
+        """May `context` have frames before `first`, which does not fit?  Only if `first` still fits beside it and all that
+        passed it, once those have ended that had their frames before it came first: so it waits no longer for them (EASY
+        backfilling, Lifka, JSSPP'95)."""
+        self._passers = [c for c in self._passers if c.job is not None and c.admitted]
+        most = sum(self._most_frames(c) for c in (*self._passers, context))
+        wanted = -(-self._core.slot_row(first.slot).tokens // self._m.config.block_tokens) + 1
+        reserve = self._device.capacity * self._m.sysctl.watermark_permille // 1000 + len(self._passers) + 1
+        return most + wanted + reserve <= self._device.capacity
+
+    def _most_frames(self, context: Context) -> int:
+        """What it may come to hold before its job ends."""
+        job = self._job(context)
+        tokens = self._core.slot_row(context.slot).tokens
+        if job.kind is JobKind.GENERATE:
+            tokens = max(
+                tokens, min(job.start + job.args.max_tokens + count(job.injected), self._m.config.window_tokens)
+            )
+        return -(-tokens // self._m.config.block_tokens) + 1
+
+    def _spare(self, first: Context) -> int:
+        """Reclaimable frames with the beginning of its prompt: whoever passes it must find others."""
+        if not self.policy.looks:
+            return 0
+        seen = self._job(first).seen
+        return seen[0] // self._m.config.block_tokens if seen is not None else 0
+
+    # -- what of their prompts ------------------------------------------------------------------------------------
 
     def _chunks(self) -> list[bytes]:
         """PREFILL records for the budget that decoding leaves."""
-        sysctl = self._m.sysctl
+        sysctl, turns = self._m.sysctl, self.turns
         one = bool(self._device.isolate)
         room = 1 if one else sysctl.max_running
-        decode = min(len(self.decoding), room)
+        if one:
+            turns.release(self.decoding)
+            decode = min(len(self.decoding), 1)
+        else:
+            prompts = sum(1 for c in self.queue if c.admitted) if self.queue else 0
+            places = min(prompts, room // 2) if turns.sharing else 0
+            decode = turns.choose(self.decoding, room - places, bool(prompts)) if self.decoding else 0
+            turns.begin_chunks(self.decoding, decode, self.queue)
         if room == 1 and self.decoding and (not self.queue or self._device.seq % 2):
             return []  # one place in a pass: decoding and prompts take turns
         if room > 1:
             room -= min(decode, room // 2)  # prompts that keep coming leave half of the places
         budget = max(sysctl.step_tokens - decode, sysctl.step_tokens // 4, 1)
+        fit = self._m.costs.prefill[self.device].known() if decode and self.queue else None
         chunks: list[bytes] = []
-        for context in list(self.queue):
+        for context in self._line:
             if budget <= 0 or len(chunks) >= room:
                 break
-            if not context.admitted:
+            if not context.admitted or not context.queued:
                 continue
-            job = context.job
-            if job is None:
-                raise Panic(f"context {context.cid} is queued without a job")
+            job = self._job(context)
             if context.gates and not self._gates_hold(context):
                 continue  # even when nothing is left to compute but its last token: that reads what is still arriving
+            allowed = budget
+            if decode:
+                row = self._core.slot_row(context.slot)
+                need = min(budget, max(1, row.tokens - row.computed))
+                group = context.process.group.name
+                allowed = turns.pace.room(group, need, row.computed, fit, sysctl.step_tokens)
+                if allowed <= 0 and job.passed >= OVERTAKES:
+                    break  # nor does anybody whose place is later
+                if allowed <= 0:
+                    continue
             choose = self._score_chunk if job.kind is JobKind.SCORE else self._chunk
-            record = choose(context, job, budget)
+            record = choose(context, job, allowed)
             if record is None:
                 continue
             chunks.append(PREFILL.pack(*record))
             budget -= record[2]
+            if decode:
+                turns.pace.took(record[2], record[1], fit)
         return chunks
+
+    def _went(self, chunks: list[bytes]) -> None:
+        """The pass with these chunks is on its way."""
+        chunked = {slot for chunk in chunks for slot, *_ in PREFILL.iter_unpack(chunk)}
+        self.turns.sent(self.decoding, self.queue, chunked)
+        for slot in sorted(chunked) if not self.policy.plain else ():
+            context = self._m.by_slot[slot]
+            job = self._job(context)
+            if not job.started:
+                job.started = True
+                self._overtaken(context, [c for c in self.queue if c.admitted and c.slot not in chunked])
+
+    def learn(self, flight: Exec, elapsed_ns: int) -> None:
+        """What the time of a pass that has ended says of costs (kernel/cost.py), and who pays for it."""
+        turns = self.turns
+        sequences, tokens = len(flight.seqs) // SEQ_BYTES, len(flight.tokens) // 4
+        if sequences == tokens and not (turns.wanted or self.policy.refuses) and flight.seq % LEARN_EVERY:
+            return
+        if turns.sharing:
+            turns.charge(unpack_seqs(flight.seqs), elapsed_ns)
+        if sequences == tokens:
+            starts = memoryview(flight.seqs).cast("i")[_SEQ_START::_SEQ_WORDS]
+            turns.decoded(sequences, sum(starts.tolist()), elapsed_ns)
+            return
+        costs, device = self._m.costs, self.device
+        seqs = unpack_seqs(flight.seqs)
+        prompts = [q for q in seqs if q.ntokens > 1]
+        ones, cached = len(seqs) - len(prompts), sum(q.start for q in seqs if q.ntokens == 1)
+        decode, prefill = costs.decode[device].known(), costs.prefill[device].known()
+        if decode is not None:  # what decoding takes of it is known better
+            elapsed_ns -= round(decode_part_ns(decode, ones, cached))
+            seqs = prompts
+        elif prefill is not None and ones:
+            rest_ns = elapsed_ns - sum(prefill.ns(q.ntokens, q.start) - prefill.k for q in prompts)
+            if rest_ns > 0:
+                turns.decoded(ones, cached, round(rest_ns))
+            return
+        if elapsed_ns >= 0:
+            pairs = sum(q.ntokens * (q.start + q.ntokens / 2) for q in seqs)
+            costs.prefill[device].seen(sum(q.ntokens for q in seqs), pairs, elapsed_ns)
 
     def _advance(self, context: Context) -> tuple[int, int]:
         """(computed, ready) of a queued context; a block that nobody is filling any more is taken over."""
@@ -295,3 +512,4 @@ class Scheduler:
             if self._core.is_running(context.slot):
                 context.admitted = True
                 self.decoding[context.slot] = context
+                self.turns.aim(context)

@@ -357,13 +357,16 @@ class Kernel:
         if low < 0 or high >= m.config.vocab_tokens:
             self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, f"sampled token {low if low < 0 else high}"))
             return
-        rare = event.tops or event.scores or m.schedulers[device.index].queue or m.ending or m.unsettled or device.blame
+        scheduler = m.schedulers[device.index]
+        rare = event.tops or event.scores or scheduler.queue or m.ending or m.unsettled or device.blame
         seqs = device.flight_seqs() if rare else None  # steady decoding costs no Python per context
         if (event.tops or event.scores) and not _fits(event, seqs or []):
             self._exec_failed(ExecFailed(event.device, event.seq, E.EIO, "log-probabilities do not fit the pass"))
             return
+        if event.waited_ns == 0:
+            scheduler.learn(device.flight, event.compute_ns)
         device.flight = None
-        m.schedulers[device.index].gates_passed()
+        scheduler.gates_passed()
         device.failures = 0
         device.isolate = max(0, device.isolate - 1)
         commit = m.core.commit(device.index, event.tokens, event.logprobs)
@@ -372,8 +375,6 @@ class Kernel:
         m.count("compute_ns", event.compute_ns)
         if event.waited_ns:
             m.count("gate_wait_ns", event.waited_ns)
-        if seqs is not None:
-            self._learn(device, seqs, event)
         tops = self._tops(event, seqs or [], commit.kept) if event.tops else None
         if commit.tokens:
             m.emit(Tokens(commit.streams, commit.tokens, commit.logprobs, tops))
@@ -390,13 +391,6 @@ class Kernel:
             m.finish(context, _REASON[reason])
         m.after_pass()
         self._settle()
-
-    def _learn(self, device: Device, seqs: list[Seq], event: ExecDone) -> None:
-        """A pass of prompts only says what prefill costs (kernel/cost.py)."""
-        tokens = sum(q.ntokens for q in seqs)
-        if len(seqs) < tokens and event.waited_ns == 0:
-            pairs = sum(q.ntokens * (q.start + q.ntokens / 2) for q in seqs)
-            self.machine.costs.prefill[device.index].seen(tokens, pairs, event.compute_ns)
 
     def _tops(self, event: ExecDone, seqs: list[Seq], kept: bytes) -> tuple[tuple[bytes, bytes] | None, ...]:
         """Alternatives for each token that was kept; they also go into the job's own record."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .calls import SysctlRow
 from .errors import E, Errno
 from .evict import registry
+from .order import registry as orders
 from .params import MAX_RUNNING, STEP_TOKENS, WATERMARK_PERMILLE
 from .wait import registry as wait_registry
 
@@ -14,6 +15,7 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.step_tokens": (1, 1 << 20, "token budget of one forward pass"),
     "sched.max_running": (1, 1 << 16, "sequences in one forward pass"),
     "sched.watermark_permille": (0, 500, "share of the frames that an admission leaves available for growth"),
+    "sched.tpot_ms": (0, 60_000, "wanted time per token of every generation that names none; prompts give way, 0: off"),
     "tier.selective_hits": (
         1,
         1 << 20,
@@ -36,7 +38,8 @@ _CHOICES: dict[str, tuple[str, str]] = {
     "evict.dram": ("policy_dram", "eviction policy of dram, empty: evict.policy"),
     "evict.nvme": ("policy_nvme", "eviction policy of nvme, empty: evict.policy"),
     "evict.remote": ("policy_remote", "eviction policy of remote, empty: evict.policy"),
-    "wait.policy": ("wait", "what becomes of the frames of contexts that wait for a tool: cost, cachettl, ttl or lru"),
+    "sched.policy": ("order", "which waiting job is next"),
+    "wait.policy": ("wait", "what becomes of the frames of contexts that wait for a tool"),
     "tier.write": (
         "write",
         "back: copied down when frames are wanted; through: at the end of a turn; selective: then, after some hits",
@@ -50,6 +53,7 @@ class Sysctl:
     step_tokens: int = STEP_TOKENS
     max_running: int = MAX_RUNNING
     watermark_permille: int = WATERMARK_PERMILLE
+    tpot_ms: int = 0
     selective_hits: int = 2
     partial_tokens: int = 1
     gates: int = 1
@@ -63,6 +67,7 @@ class Sysctl:
     policy_nvme: str = ""
     policy_remote: str = ""
     write: str = "back"
+    order: str = orders.DEFAULT
 
     def policy_of(self, tier: str) -> str:
         """Name of the eviction policy in force there."""
@@ -85,12 +90,7 @@ class Sysctl:
         """EINVAL: wrong type or out of bounds (both named)."""
         self.rows(name)
         if name in _CHOICES:
-            if name == "tier.write":
-                allowed: tuple[str, ...] = _WRITE
-            elif name == "wait.policy":
-                allowed = tuple(wait_registry.POLICIES)
-            else:
-                allowed = registry.names() + (("",) if name != "evict.policy" else ())
+            allowed = _allowed(name)
             if value not in allowed:
                 raise Errno(
                     E.EINVAL, f"{name} is one of {', '.join(a or '(empty)' for a in allowed)}, not {value!r}", name=name
@@ -113,4 +113,14 @@ class Sysctl:
     @staticmethod
     def _meaning(name: str) -> str:
         meaning = _CHOICES[name][1]
-        return meaning if name != "evict.policy" else meaning + ": " + ", ".join(registry.names())
+        return meaning + ": " + ", ".join(_allowed(name)) if name.endswith(".policy") else meaning
+
+
+def _allowed(name: str) -> tuple[str, ...]:
+    if name == "tier.write":
+        return _WRITE
+    if name == "sched.policy":
+        return orders.names()
+    if name == "wait.policy":
+        return tuple(wait_registry.POLICIES)
+    return registry.names() + (("",) if name != "evict.policy" else ())

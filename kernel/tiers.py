@@ -166,8 +166,8 @@ class Tiers:
         heads = self._core.key_heads(blocks) if keys is None else keys
         self.decisions.add(self._m.now_ns, what, device.name, cid, tuple(blocks), why, tuple(heads))
 
-    def failed(self, carrier: Device, items: list[Item], codes: dict[int, int]) -> None:
-        """Items of a transfer failed: count them, say so, and deal with a full tier."""
+    def failed(self, carrier: Device, items: list[Item], codes: dict[int, int], seq: int) -> None:
+        """Items of transfer `seq` failed: count them, say so, and deal with a full tier."""
         m = self._m
         corrupt = sum(1 for code in codes.values() if code == E.ECORRUPT)
         carrier.errors += len(codes)
@@ -183,24 +183,28 @@ class Tiers:
         )
         full = [items[k] for k, code in codes.items() if code == E.ENOSPC]
         if full and b is carrier:
-            self._full(carrier, full)
+            self._full(carrier, full, seq)
 
-    def _full(self, device: Device, items: list[Item]) -> None:
-        """ENOSPC: evict and try once more; then the tier takes nothing new, and what it holds can be read."""
+    def _full(self, device: Device, items: list[Item], seq: int) -> None:
+        """ENOSPC: evict and try once more; again before a later write has gone well, and the tier takes nothing new, and
+        what it holds can be read."""
         m = self._m
-        if device.read_only:
+        if device.read_only or seq <= device.full_seq:
             return  # it was under way when that was found out
-        if device.full_once:
+        if device.full_seq:
             device.read_only = True
             m.log("error", f"{device.name} is full (ENOSPC) though {len(items)} of its frames were freed: it is read-only from now "
                            f"on; make room on its file system and attach it again")  # fmt: skip
             return
-        device.full_once = True
+        device.full_seq = device.transfer_seq
         m.count("enospc_retries")
         self.evictors[device.index].free(len(items))
 
-    def landed(self, target: int, good: list[Item]) -> None:
-        """Blocks have a copy on `target` now."""
+    def landed(self, target: int, good: list[Item], seq: int) -> None:
+        """Blocks have a copy on `target` now, brought by transfer `seq` of who carried them."""
+        device = self._m.devices[target]
+        if good and seq > device.full_seq:  # (a device that meets ENOSPC carries what is written to it)
+            device.full_seq = 0
         policy = self.evictors[target].policy
         if policy.listens and good:
             policy.inserted(self._m.view, target, [item.block for item in good])

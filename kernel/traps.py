@@ -28,6 +28,7 @@ from .params import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
+    MAX_TARGET_MS,
     NICE_MAX,
     NICE_MIN,
 )
@@ -239,7 +240,9 @@ def kill(m: Machine, connection: Connection, call: Syscall, args: c.KillArgs) ->
             m.schedulers[context.device].hold(context)
     elif args.signal == SIGCONT:
         stopped, process.stopped = process.stopped, False
-        for context in process.contexts.values() if stopped else ():  # else it runs already, and would be queued besides
+        for context in (
+            process.contexts.values() if stopped else ()
+        ):  # else it runs already, and would be queued besides
             unhold(m, context)
     else:
         raise Errno(E.EINVAL, f"signal {args.signal}: use 15 TERM, 9 KILL, 19 STOP or 18 CONT", signal=args.signal)
@@ -428,7 +431,7 @@ def _copies(m: Machine, context: Context) -> bytes:
 def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, job: Job) -> None:
     """Run `job` on `context`; it takes the place of a prefill that nobody waits for."""
     if context.job is not None:
-        job.order = context.job.order
+        job.follows(context.job)
     connection.requests[call.request] = context
     m.lifetimes.used_again(context)
     m.start(context, job)
@@ -448,8 +451,20 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+    _in_time(m, context, args)
     m.names.began(context, args, length)
     begin_generation(m, connection, call, context, args, length)
+
+
+def _in_time(m: Machine, context: Context, args: c.GenerateArgs) -> None:
+    """EAGAIN: the scheduling policy says that a target of this generation would be missed."""
+    late_ns = m.schedulers[context.device].late_ns(context, args)
+    if late_ns:
+        raise Errno(
+            E.EAGAIN,
+            f"its targets (ttft_ms {args.ttft_ms}, tpot_ms {args.tpot_ms}) would be missed now: try again later, or ask for less",
+            retry_after_ms=-(-late_ns // 1_000_000),
+        )
 
 
 def begin_generation(
@@ -504,6 +519,8 @@ def _check_sampling(args: c.GenerateArgs) -> None:
         (-100.0 <= args.presence_penalty <= 100.0, "presence_penalty", args.presence_penalty, "-100..100"),
         (-100.0 <= args.frequency_penalty <= 100.0, "frequency_penalty", args.frequency_penalty, "-100..100"),
         (0 <= args.logprobs <= MAX_LOGPROBS, "logprobs", args.logprobs, f"0..{MAX_LOGPROBS}"),
+        (0 <= args.ttft_ms <= MAX_TARGET_MS, "ttft_ms", args.ttft_ms, f"0 (no target)..{MAX_TARGET_MS}"),
+        (0 <= args.tpot_ms <= MAX_TARGET_MS, "tpot_ms", args.tpot_ms, f"0 (no target)..{MAX_TARGET_MS}"),
         (len(args.stop) <= MAX_STOP_STRINGS, "stop", len(args.stop), f"at most {MAX_STOP_STRINGS} strings"),
         (
             all(0 < len(s) <= MAX_STOP_CHARS for s in args.stop),
@@ -617,6 +634,9 @@ def sysctl(m: Machine, connection: Connection, call: Syscall, args: c.SysctlArgs
         administrator(m, connection, "set a sysctl")
         m.sysctl.set(args.name, args.value)
         m.tiers.apply(args.name)
+        if args.name == "sched.policy":
+            for scheduler in m.schedulers:
+                scheduler.use(m.sysctl.order)
         m.log("info", f"{args.name} = {args.value}")
     return c.SysctlResult(m.sysctl.rows(args.name))
 

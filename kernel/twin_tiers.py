@@ -335,7 +335,7 @@ class TwinTiers(TwinAdmission):
 
     def key_heads(self, blocks: Sequence[int]) -> list[int]:
         """The first 64 bits of each block's key, little-endian; 0 for a private block."""
-        self._need_blocks(blocks, "describe")
+        self._need_blocks(blocks, "key_heads")
         return [int.from_bytes(self._blocks[b].key[:8], "little") for b in blocks]
 
     def row_blocks(self, s: int) -> list[int]:
@@ -344,6 +344,12 @@ class TwinTiers(TwinAdmission):
         frames = self._pools[slot.device].frames
         whole = [frames[f] for f, count in zip(slot.frames, slot.counts, strict=True) if count == self.block_tokens]
         return [f.block for f in reversed(whole) if f.state == VALID and self._blocks[f.block].indexed]
+
+    def row_entries(self, s: int) -> list[int]:
+        """(block, frame) of every entry of the slot's row, in order and whatever its state."""
+        slot = self._slot(s)
+        frames = self._pools[slot.device].frames
+        return [number for f in slot.frames for number in (frames[f].block, f)]
 
     def log_blocks(self, s: int) -> list[int]:
         """The known blocks of the slot's log, wherever they lie, from its start; they end where the first is unknown."""
@@ -380,6 +386,12 @@ class TwinTiers(TwinAdmission):
         """The block's frame per device, -1 where it has none."""
         self._need_blocks((b,), "copies_of")
         return self._blocks[b].copies[: len(self._pools)]
+
+    def refs_of(self, device: int, f: int) -> int:
+        """How many page-table entries name this frame."""
+        pool = self._pool(device)
+        self._need_frames(pool, (f,), "refs_of")
+        return pool.frames[f].refs
 
     def describe(self, blocks: Sequence[int]) -> bytes:
         """Per block what its tag needs: key 16, parent key 16 (zero for the first of a domain and for private blocks), then

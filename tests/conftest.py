@@ -1,6 +1,9 @@
 """What every folder shares: the default model's file, and hypothesis profiles.
 
 Profiles: dev 50 examples, ci 200 (derandomized), deep 5,000.  Chosen by HYPOTHESIS_PROFILE or CI.
+
+Where several of pytest-xdist's workers run (`make test`), the cores are shared out among them: what a worker starts, torch
+and our engine, takes no more threads than its share.  Two pools of two threads on two cores wait for each other's barriers.
 """
 
 from __future__ import annotations
@@ -15,10 +18,19 @@ from hypothesis import settings
 
 from attnix.syscalls.paths import home_dir
 
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if _workers > 1:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _workers)))
+
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=5000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folders whose files take longest come first, so that no worker is left alone with one in the end."""
+    items.sort(key=lambda item: not {"e2e", "packaging"} & set(item.path.parts))
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,11 @@ def stream_answer(
     context: Context, max_tokens: int, options: GenerateOptions, write: Callable[[str], None]
 ) -> GenerateResult:
     """Generate, and hand on the text as it comes.  Ctrl-C ends it with reason `cancelled`."""
-    stream = context.stream(max_tokens, **options)
+    return read_answer(context.stream(max_tokens, **options), write)
+
+
+def read_answer(stream: Stream, write: Callable[[str], None]) -> GenerateResult:
+    """The same of a generation that has begun."""
     with interrupt_cancels(stream):
         for note in stream:
             if note.text:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import typer
 
+from .commands.agent import agent
+from .commands.batch import batch
 from .commands.bench import bench
 from .commands.boot import boot
 from .commands.chat import chat
@@ -42,7 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_PROGRAMS: tuple[Callable[..., None], ...] = (demo, pull, boot, run, chat, shutdown, kill)
+_PROGRAMS: tuple[Callable[..., None], ...] = (
+    demo, pull, boot, run, chat, agent, batch, shutdown, kill
+)  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
     ps, pmap, free, tiers, stat, explain, fsck, uname, dmesg, vmstat, sysctl
@@ -62,7 +66,7 @@ app.add_typer(study, name="study")
 
 
 def main() -> None:
-    """Entry point.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage."""
+    """Entry point.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
         app()
     except CommandError as error:

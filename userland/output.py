@@ -1,6 +1,6 @@
 """How every command speaks: one JSON document with `--json`, tables for people else, and errors on standard error.
 
-Exit status: 0 done, 1 the system said no (or is not there), 2 the command line was wrong.
+Exit status: 0 done, 1 the system said no (or is not there), 2 the command line was wrong, 130 interrupted before it was done.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ class CommandError(Exception):
     """A command cannot do what it was asked; the message says why and what to do about it."""
 
     exit_status: int = 1
+
+
+class Interrupted(CommandError):
+    """Ctrl-C ended it before it was done."""
+
+    exit_status = 130
 
 
 def call_system(socket: str, name: str) -> Client:
@@ -120,6 +126,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 __all__ = [
     "AttnixError",
     "CommandError",
+    "Interrupted",
     "JsonOption",
     "SocketOption",
     "call_system",

@@ -30,7 +30,7 @@ typedef struct {
     float *logprobs;    /* commit: of the tokens kept */
     int32_t *kept;      /* commit: index of each among the sampled */
     int32_t *finished;  /* commit: pairs (slot, reason) */
-    uint8_t *bytes;     /* residency, copied, describe, facts: see there */
+    uint8_t *bytes;     /* residency, copied, key_heads, describe, facts: see there */
     int64_t now_ns;     /* set by the caller once a step: what `used_ns` of blocks is taken from */
     int32_t *list;      /* fork, oldest, rollback, run_slots, slots_used: slots or blocks */
     int32_t status, shortage, mapped, fresh, loads;    /* admit, plan */
@@ -117,10 +117,13 @@ int32_t core_adopt(Core *core, int32_t device, int32_t frame, int32_t domain, co
 int32_t core_residency(Core *core, int32_t slot);
 int32_t core_loading(Core *core, int32_t slot);
 int32_t core_row_blocks(Core *core, int32_t slot);
+int32_t core_row_entries(Core *core, int32_t slot);
 int32_t core_log_blocks(Core *core, int32_t slot);
 int32_t core_tail_of(Core *core, int32_t slot);
 int32_t core_copied(Core *core, const int32_t *blocks, int32_t nblocks, int32_t devices);
 int32_t core_copies_of(Core *core, int32_t block);
+int32_t core_refs_of(Core *core, int32_t device, int32_t frame);
+int32_t core_key_heads(Core *core, const int32_t *blocks, int32_t nblocks);
 int32_t core_describe(Core *core, const int32_t *blocks, int32_t nblocks);
 int32_t core_facts(Core *core, const int32_t *blocks, int32_t nblocks);
 int32_t core_note(Core *core, int32_t slot, int32_t kind, int32_t turn, int64_t due_ns);

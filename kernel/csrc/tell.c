@@ -57,6 +57,17 @@ int32_t core_row_blocks(Core *core, int32_t s) {
     return core->out.nlist = n;
 }
 
+int32_t core_row_entries(Core *core, int32_t s) {
+    CHECK_SLOT(core, s);
+    const Slot *slot = &core->slots[s];
+    TRY(reserve_list(core, 2 * (size_t)slot->nframes));
+    for (int32_t i = 0; i < slot->nframes; i++) {
+        core->out.list[2 * i] = frame_of(core, slot, i)->block;
+        core->out.list[2 * i + 1] = slot->frames[i];
+    }
+    return core->out.nlist = 2 * slot->nframes;
+}
+
 int32_t core_log_blocks(Core *core, int32_t s) {
     CHECK_SLOT(core, s);
     const Slot *slot = &core->slots[s];
@@ -100,6 +111,20 @@ int32_t core_copies_of(Core *core, int32_t block) {
     TRY(reserve_list(core, MAX_DEVICES));
     memcpy(core->out.list, core->blocks[block].copies, sizeof core->blocks[block].copies);
     return core->out.nlist = core->devices;
+}
+
+int32_t core_refs_of(Core *core, int32_t device, int32_t f) {
+    CHECK_DEVICE(core, device);
+    const Pool *pool = &core->pools[device];
+    if (f < 0 || f >= pool->capacity) return fail(core, CORE_INVALID, "core: refs_of names a frame that does not exist");
+    return pool->frames[f].refs;
+}
+
+int32_t core_key_heads(Core *core, const int32_t *blocks, int32_t nblocks) {
+    CHECK_BLOCKS(core, blocks, nblocks, "key_heads");
+    TRY(reserve_bytes(core, 8 * (size_t)nblocks));
+    for (int32_t k = 0; k < nblocks; k++) memcpy(core->out.bytes + 8 * (size_t)k, &core->blocks[blocks[k]].key, 8);
+    return 8 * nblocks;
 }
 
 int32_t core_describe(Core *core, const int32_t *blocks, int32_t nblocks) {

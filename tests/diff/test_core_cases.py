@@ -318,6 +318,7 @@ def test_a_copy_of_a_block_on_each_device(kind: Kind) -> None:
     assert core.counters().indexed == 2
     key = core.hash(ROOT + ints(0, 1, 2, 3))
     block = core.find_key(key)
+    assert core.key_heads([block, block]) == [int.from_bytes(key[:8], "little")] * 2
     sound(core, 4, 4)
     assert core.evict(0, [block]) == 0, "it has a child there"
     assert core.evict(0, core.oldest(0, 4)) == 2
@@ -363,11 +364,20 @@ def test_a_refused_call_names_what_is_wrong(kind: Kind) -> None:
                 call(s)
         with pytest.raises(ValueError, match="is not open"):
             core.admit(s, 0)
+        with pytest.raises(ValueError, match="is not open"):
+            core.row_entries(s)
     for device in (-1, 1):
         with pytest.raises(ValueError, match="does not exist"):
             core.plan(device, 1, b"")
         with pytest.raises(ValueError, match="does not exist"):
             core.frame_table(device)
+        with pytest.raises(ValueError, match="does not exist"):
+            core.refs_of(device, 0)
+    for f in (-1, 4):
+        with pytest.raises(ValueError, match="does not exist"):
+            core.refs_of(0, f)
+    with pytest.raises(ValueError, match="key_heads names a block that does not exist"):
+        core.key_heads([0, 1 << 20])
     with pytest.raises(ValueError):
         core.append(a, b"abc")
     with pytest.raises(ValueError):

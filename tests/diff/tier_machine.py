@@ -505,15 +505,24 @@ class TierMachine(CoreMachine):
         for b in blocks:
             chain = self.cores.chain(device, b, want)
             assert self.cores.evictable(device, chain, want) == chain
+        refs = array("i", self.twin.frame_table(device)[1]).tolist()
+        assert [self.cores.refs_of(device, f) for f in range(len(refs))] == refs
+        for s in self.logs:
+            held, frames = array("i", self.twin.frame_table(self.twin.slot_device(s))[3]), self.frames(s)
+            assert self.cores.row_entries(s) == [number for f in frames for number in (held[f], f)]
 
     @invariant()
     def same_lists(self) -> None:
         everything = list(range(self.blocks()))
         self.cores.describe(everything)
         self.cores.facts(everything)
-        self.cores.key_heads(everything)
+        keys = self.twin.block_table()[5]
+        assert self.cores.key_heads(everything) == [
+            int.from_bytes(keys[16 * b : 16 * b + 8], "little") for b in everything
+        ]
         for s in self.logs:
             self.cores.row_blocks(s)
+            self.cores.row_entries(s)
             self.cores.log_blocks(s)
             self.cores.loading(s)
             self.cores.tail_of(s)

@@ -5,6 +5,7 @@ and conversations with the real model, of which a daemon with hbm for all of the
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -22,6 +23,7 @@ from attnix.syscalls.client import Client, Context, Stream, connect
 
 Boot = Callable[..., str]
 
+THREADS = ("--threads", os.environ.get("OMP_NUM_THREADS", "0"))  # 0: as many as there are cores (tests/conftest.py)
 DEADLINE_S = 600.0  # of whatever a busy machine does; a quiet one needs a twentieth
 KV_FRAME_BYTES = (
     368_640  # SmolLM2-135M in bfloat16: 30 layers, keys and values, 3 heads, 16 tokens, 64 numbers of 2 bytes
@@ -37,7 +39,7 @@ def boot(tmp_path: Path) -> Iterator[Boot]:
     def start(model: str, *flags: str) -> str:
         path = str(tmp_path / f"d{len(daemons)}" / "s.sock")
         command = [sys.executable, "-m", "attnix.boot", "--model", model, "--socket", path]
-        command += ["--state-dir", str(tmp_path / "state"), "--max-contexts", "256", *flags]
+        command += ["--state-dir", str(tmp_path / "state"), "--max-contexts", "256", *THREADS, *flags]
         errors = tmp_path / f"stderr{len(daemons)}"
         with errors.open("w") as file:
             daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -83,7 +85,16 @@ class Daemon:
         self.nvme_file = folder / "state" / "nvme0.frames"
         self.output = folder / "output"
         command = [sys.executable, "-m", "attnix.boot", "--model", str(model), "--socket", self.socket]
-        command += ["--state-dir", str(folder / "state"), "--numerics", "invariant", "--max-contexts", "128", *flags]
+        command += [
+            "--state-dir",
+            str(folder / "state"),
+            "--numerics",
+            "invariant",
+            "--max-contexts",
+            "128",
+            *THREADS,
+            *flags,
+        ]
         folder.mkdir(exist_ok=True)
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)

@@ -314,6 +314,7 @@ def test_answers_that_come_twice_late_never_or_as_garbage(fault: Fault) -> None:
                 assert not any(isinstance(e, TransferDone) and e.seq == hit for e in world.events)
                 return
             await world.move(TIER, "read", 0, 6, 1)
+            await world.answer(hit)
             answers = [e for e in world.events if isinstance(e, TransferDone) and e.seq == hit]
             assert [bool(e.failed) for e in answers] == [fault is Fault.FAIL]
             await world.until(lambda: world.supervisor.late_messages(TIER) == (fault is Fault.TWICE))

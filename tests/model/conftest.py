@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -127,8 +128,9 @@ class Paged:
 
 
 def _threads(config: ModelConfig) -> int:
-    """Tiny models are all synchronisation: two threads on a busy machine take ten times as long as one."""
-    return 1 if config.hidden < 512 else 0
+    """Tiny models are all synchronisation: two threads on a busy machine take ten times as long as one.  Large ones get
+    what tests/conftest.py leaves us; 0: one per core."""
+    return 1 if config.hidden < 512 else int(os.environ.get("OMP_NUM_THREADS", "0"))
 
 
 def weight_dtype(kv_dtype: KvDtype) -> Literal["float32", "bfloat16"]:

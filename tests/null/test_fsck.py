@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from attnix.kernel.context import Job, JobKind
+from attnix.kernel.interrupts import Interrupt
+from attnix.kernel.lifetimes import Wait
 from attnix.kernel.records import FILLING, FREE, VALID
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import SimulatedSystem, ints
@@ -138,3 +141,96 @@ def test_i10_everything_returns_to_baseline() -> None:
     assert {f.state for f in core._pools[0].frames} == {FREE} and FILLING not in {
         f.state for f in core._pools[0].frames
     }
+
+
+# -- contexts that wait for a tool ------------------------------------------------------------------------------------
+
+
+def waiting_system() -> tuple[SimulatedSystem, Wait]:
+    """A context that waits with a deadline, is kept, and another that lost its frames and is to be brought back."""
+    system = SimulatedSystem(frames=8, block_tokens=4, sysctl={"wait.policy": "ttl"})
+    client = system.connect()
+    first, second = (client.call("alloc_context").ctx for _ in range(2))
+    for ctx in (first, second):
+        client.call("append", ctx, ints(range(ctx & 7, 12)))
+        system.run()
+    client.call("wait_tool", first, "search", 5000, 9000)
+    client.call("wait_tool", second, "search", 6000)
+    machine = system.kernel.machine
+    wait, other = (c.wait for c in machine.contexts.values())
+    assert wait is not None and other is not None
+    machine.schedulers[0].pager.forget(other.context)
+    assert other.fetch_ns and system.kernel.fsck() == []
+    return system, wait
+
+
+def _forgotten_deadline(system: SimulatedSystem, wait: Wait) -> None:
+    system.kernel.machine.lifetimes._deadlines._heap.clear()
+
+
+def _deadline_of_nobody(system: SimulatedSystem, wait: Wait) -> None:
+    wait.deadline_ns = 0
+
+
+def _miscounted(system: SimulatedSystem, wait: Wait) -> None:
+    system.kernel.machine.lifetimes.waiting += 1
+
+
+def _waits_and_runs(system: SimulatedSystem, wait: Wait) -> None:
+    system.kernel.machine.start(wait.context, Job(JobKind.FORWARD, 1))
+
+
+def _wait_of_another(system: SimulatedSystem, wait: Wait) -> None:
+    wait.context.waited += 1
+
+
+def _kept_for_ever(system: SimulatedSystem, wait: Wait) -> None:
+    system.kernel.machine.schedulers[0].idle._ends.clear()
+
+
+def _due_and_not_in_line(system: SimulatedSystem, wait: Wait) -> None:
+    wait.keep_until_ns = 0
+    system.kernel.machine.schedulers[0].idle.add(wait.context)
+    system.kernel.machine.schedulers[0].idle._late.clear()
+
+
+def _never_brought_back(system: SimulatedSystem, wait: Wait) -> None:
+    system.kernel.machine.lifetimes.returning._alarms._heap.clear()
+
+
+def _taken_by_nobody(system: SimulatedSystem, wait: Wait) -> None:
+    system.kernel.machine.schedulers[0].idle.remove(wait.context)
+
+
+@pytest.mark.parametrize(
+    ("said", "damage"),
+    [
+        ("deadline of wait", _forgotten_deadline),
+        ("deadline of wait", _deadline_of_nobody),
+        ("the count says", _miscounted),
+        ("waits for a tool and runs a forward", _waits_and_runs),
+        ("is not of the context", _wait_of_another),
+        ("is kept and nothing ends that", _kept_for_ever),
+        ("is due and not among", _due_and_not_in_line),
+        ("no alarm says when", _never_brought_back),
+        ("cannot be taken", _taken_by_nobody),
+    ],
+)
+def test_a_wait_that_is_broken_is_named(said: str, damage: Callable[[SimulatedSystem, Wait], None]) -> None:
+    system, wait = waiting_system()
+    damage(system, wait)
+    problems = system.kernel.fsck()
+    assert any(said in p for p in problems), f"{damage.__name__}: {problems}"
+
+
+def test_interrupts_that_nobody_would_deliver() -> None:
+    system, _ = busy_system()
+    machine = system.kernel.machine
+    context = next(c for c in machine.contexts.values() if c.job is not None)
+    assert context.job is not None
+    idle = next(c for c in machine.contexts.values() if c.job is None)
+    machine.interrupts.pending[idle] = [Interrupt(1, 99, b"")]
+    assert any(p.startswith("I9") and "interrupts" in p for p in system.kernel.fsck())
+    machine.interrupts.pending.clear()
+    context.job.injected = ((50, 2),)
+    assert any("injected" in p for p in system.kernel.fsck())

@@ -630,22 +630,25 @@ class ConstantKey(KernelMachine):
     hash_bits: ClassVar[int] = 0
 
 
-COMMON = settings(
-    max_examples=400, stateful_step_count=50, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)  # fmt: skip
+def examples(of_the_profile: float) -> settings:
+    """So many of the examples of the profile (tests/conftest.py), so that `make grind` runs more of these too."""
+    return settings(
+        max_examples=max(1, int(of_the_profile * settings().max_examples)), stateful_step_count=50, deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )  # fmt: skip
+
 
 TestHierarchy = Hierarchy.TestCase
-TestHierarchy.settings = settings(COMMON, max_examples=200)
+TestHierarchy.settings = examples(1)
 TestDirectHierarchy = DirectHierarchy.TestCase
-TestDirectHierarchy.settings = settings(COMMON, max_examples=200)
+TestDirectHierarchy.settings = examples(1)
 TestTwinHierarchy = TwinHierarchy.TestCase
-TestTwinHierarchy.settings = settings(COMMON, max_examples=60)
+TestTwinHierarchy.settings = examples(0.3)
 TestTwin = TwinMachine.TestCase
-TestTwin.settings = settings(COMMON, max_examples=60)
+TestTwin.settings = examples(0.3)
 TestCore = CoreMachine.TestCase
-TestCore.settings = COMMON
+TestCore.settings = examples(1)
 TestTwoDevices = TwoDevices.TestCase
-TestTwoDevices.settings = COMMON
+TestTwoDevices.settings = examples(1)
 TestConstantKey = ConstantKey.TestCase
-TestConstantKey.settings = settings(COMMON, max_examples=80)
+TestConstantKey.settings = examples(0.4)

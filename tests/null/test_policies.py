@@ -18,6 +18,7 @@ from attnix.kernel.evict import registry
 from attnix.kernel.evict.learned import Learned
 from attnix.kernel.evict.protocol import KIND_NONE, KIND_TOOL, KIND_TURN, EvictionPolicy, Fact
 from attnix.kernel.evict.reuse import Reuse
+from attnix.kernel.order import registry as order_registry
 from attnix.policy_lab import BLIND, ETA, KINDS, Cache, Tape, optimum, run
 from attnix.traces import TOOL, TURN, UNKNOWN, Request, load
 
@@ -425,13 +426,19 @@ def test_entry_points_become_policies_and_a_broken_one_costs_only_itself(monkeyp
         EntryPoint("broken-for-test", "no_such_package:Nothing", "attnix.eviction"),
         EntryPoint("lru", "attnix.kernel.evict.fifo:Fifo", "attnix.eviction"),
     ]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points)
+    orders = [
+        EntryPoint("oldest-for-test", "attnix.kernel.order.fcfs:Fcfs", "attnix.scheduling"),
+        EntryPoint("fcfs", "attnix.kernel.order.deadline:Deadline", "attnix.scheduling"),
+    ]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == plugins.GROUP else orders)
     monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(order_registry, "_registered", {})
     for _ in range(2):
         complaints = plugins.register_policies()
-        assert [c.split()[2] for c in complaints] == ["broken-for-test", "lru"]
+        assert [c.split()[2] for c in complaints] == ["broken-for-test", "lru", "fcfs"]
         assert isinstance(registry.make("learned-too-for-test"), Learned)
         assert registry.make("lru").name == "lru"
+        assert order_registry.make("oldest-for-test").name == order_registry.make("fcfs").name == "fcfs"
 
 
 # -- traces, in fixtures of the same formats

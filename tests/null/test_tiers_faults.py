@@ -80,6 +80,52 @@ def test_a_full_tier_evicts_and_tries_once_more(core: CoreMaker) -> None:
 
 
 @CORES
+def test_a_write_that_goes_well_gives_a_full_tier_its_retry_back(core: CoreMaker) -> None:
+    """ENOSPC once a day is no reason to stop writing; ENOSPC twice with nothing written in between is."""
+    system = SimulatedSystem(frames=16, dram=16, nvme=16, core=core)
+    client = system.connect()
+    tier: SimTier = system.devices[NVME]
+    fails: list[int] = []
+    tier.fault = lambda verb, frame: fails.pop() if verb == "write" and fails else 0
+    for n in range(1, 4):
+        fails.append(E.ENOSPC)
+        client.call("demote", settled(client, prompt(2 * n, 12)), "nvme")
+        assert not fails and count(system, "enospc_retries") == n
+        assert row(client, "nvme0").state == "up"
+        assert client.call("demote", settled(client, prompt(2 * n + 1, 12)), "nvme").failed_blocks == 0
+    fails[:] = [E.ENOSPC] * 100
+    for n in range(8, 10):
+        client.call("demote", settled(client, prompt(n, 12)), "nvme")
+    assert row(client, "nvme0").state == "read-only" and count(system, "enospc_retries") == 4
+    everything_is_given_back(system, client)
+
+
+@CORES
+@pytest.mark.parametrize("second", [0, E.ENOSPC])
+def test_a_write_that_was_sent_before_the_tier_was_full_proves_nothing(core: CoreMaker, second: int) -> None:
+    """Two writes are under way: the first meets ENOSPC, the second goes well or does not.  What is sent after is the retry."""
+    system = SimulatedSystem(frames=16, dram=16, nvme=16, core=core)
+    client = system.connect()
+    ctxs = [settled(client, prompt(n, 12)) for n in range(1, 4)]
+    for ctx in ctxs:
+        client.call("demote", ctx, "dram")
+    for ctx in ctxs[:2]:
+        client.post("demote", ctx, "nvme")
+    assert len(system.pending[NVME]) == 2
+    tier: SimTier = system.devices[NVME]
+    tier.fault = lambda verb, frame: E.ENOSPC
+    system.tick(NVME)
+    tier.fault = lambda verb, frame: second
+    system.tick(NVME)
+    system.run()
+    assert count(system, "enospc_retries") == 1 and row(client, "nvme0").state == "up"
+    tier.fault = lambda verb, frame: E.ENOSPC if verb == "write" else 0
+    client.call("demote", ctxs[2], "nvme")
+    assert row(client, "nvme0").state == "read-only" and count(system, "enospc_retries") == 1
+    everything_is_given_back(system, client)
+
+
+@CORES
 def test_a_tier_that_stays_full_becomes_read_only_and_serving_goes_on(core: CoreMaker) -> None:
     system = SimulatedSystem(frames=8, dram=6, nvme=12, core=core)
     client = system.connect()

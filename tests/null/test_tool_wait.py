@@ -9,7 +9,8 @@ import pytest
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import Restored
+from attnix.kernel.events import Journal, Restored, Suspend
+from attnix.kernel.journal import ToolRecord
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
 MS = 1_000_000
@@ -308,3 +309,24 @@ def test_ten_thousand_waits_have_one_timer() -> None:
     assert system.kernel.machine.lifetimes.waiting == 0
     assert len(client.notices) == 10_000
     assert system.kernel.fsck() == []
+
+
+def test_what_was_learnt_outlives_a_restart() -> None:
+    system = small()
+    system.record = True
+    system.step(Restored(0, 0, 0, ()))
+    client, ctx, _ = waiting(system)
+    for k in range(40):
+        system.advance(300 * MS)
+        client.call("resume", ctx)
+        client.call("wait_tool", ctx, "search" if k < 39 else "other")
+    system.step(Suspend())
+    effects = [e for _, _, effects in system.log for e in effects if isinstance(e, Journal)]
+    records = [r for e in effects for r in e.records if isinstance(r, ToolRecord)]
+    assert len(records) < 15, "not with every wait"
+    assert records[-1].tool == "search" and len(records[-1].durations) == 8 * 40
+    again = small()
+    again.step(Restored(0, 0, 1, (), (records[-1],)))
+    other = again.connect()
+    ctx = other.call("alloc_context").ctx
+    assert other.call("wait_tool", ctx, "search").expected_ms == 300

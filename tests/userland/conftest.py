@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -89,17 +90,17 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 Serve = Callable[..., str]
 
 
-@pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """serve(script=..., pass_ms=...) -> socket, also the default one.  Options: tests/wire/served_daemon.py.
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Serve]:
+    """start(script=..., pass_ms=...) -> socket.  Options: tests/wire/served_daemon.py.
 
-    A daemon with a simulated device whose tokens are bytes, so that text goes through it.  Every test ends with its
-    invariants checked and its frames back.
+    A daemon with a simulated device whose tokens are bytes, so that text goes through it.  In the end its invariants are
+    checked, and its frames are back.
     """
     daemons: list[tuple[subprocess.Popen[str], str]] = []
 
     def start(**options: Any) -> str:
-        path = str(tmp_path / "run" / f"s{len(daemons)}.sock")
+        path = str(folder / "run" / f"s{len(daemons)}.sock")
         script = ROOT / "tests" / "wire" / "served_daemon.py"
         command = [sys.executable, str(script), json.dumps({"socket": path, **options})]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -107,7 +108,6 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         daemons.append((process, path))
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        monkeypatch.setenv("ATTNIX_SOCKET", path)
         return path
 
     yield start
@@ -126,3 +126,16 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """`serving` daemons of one test; the last is the default one."""
+    with serving(tmp_path) as start:
+
+        def begin(**options: Any) -> str:
+            path = start(**options)
+            monkeypatch.setenv("ATTNIX_SOCKET", path)
+            return path
+
+        yield begin

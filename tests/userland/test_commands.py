@@ -6,8 +6,9 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,7 +16,7 @@ from attnix.syscalls import connect
 from attnix.userland import cli
 from attnix.userland.commands import kill
 
-from .conftest import COMMAND, Attnix, Serve
+from .conftest import COMMAND, Attnix, Serve, serving
 
 # What `--json` prints, per command: names and types, nothing more and nothing less.  [x] is a list of x.
 USAGE = dict.fromkeys(
@@ -81,14 +82,38 @@ def misfit(shape: Any, value: Any, where: str = "$") -> list[str]:
     return [] if type(value) in kinds else [f"{where}: {value!r} is no {shape}"]
 
 
-@pytest.mark.parametrize("command", SHAPES)
-def test_json_has_its_shape(serve: Serve, attnix: Attnix, command: str) -> None:
-    with connect(serve(), name="holder") as system:
+class Held(NamedTuple):
+    """A daemon that tests only look at, and a context in it."""
+
+    socket: str
+    cid: int
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """`holder` has two contexts, the second a fork that has generated."""
+    with serving(tmp_path_factory.mktemp("forked")) as start, connect(start(), name="holder") as system:
         context = system.alloc_context()
         context.append(tokens=range(10))
         child = context.fork()[0]
         child.generate(2)
-        said = attnix(*command.replace("CID", str(child.cid)).split(), "--json")
+        yield Held(system.path, child.cid)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """`holder` has one context of ten computed tokens."""
+    with serving(tmp_path_factory.mktemp("alone")) as start, connect(start(), name="holder") as system:
+        context = system.alloc_context()
+        context.append(tokens=range(10))
+        context.forward(1)
+        yield Held(system.path, context.cid)
+
+
+@pytest.mark.parametrize("command", SHAPES)
+def test_json_has_its_shape(forked: Held, attnix: Attnix, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("ATTNIX_SOCKET", forked.socket)
+    said = attnix(*command.replace("CID", str(forked.cid)).split(), "--json")
     assert (said.err, said.status) == ("", 0)
     assert said.out.count("\n") == 1
     assert misfit(SHAPES[command], said.json) == []
@@ -114,12 +139,9 @@ def test_control_a_misfit_is_found() -> None:
 @pytest.mark.parametrize(
     "command", ["ps", "ps -c", "pmap", "free", "tiers", "fsck", "uname", "dmesg", "vmstat", "sysctl"]
 )
-def test_tables_show_what_is_there(serve: Serve, attnix: Attnix, command: str) -> None:
-    with connect(serve(), name="holder") as system:
-        context = system.alloc_context()
-        context.append(tokens=range(10))
-        context.forward(1)
-        said = attnix(*command.split())
+def test_tables_show_what_is_there(alone: Held, attnix: Attnix, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("ATTNIX_SOCKET", alone.socket)
+    said = attnix(*command.split())
     assert (said.err, said.status) == ("", 0)
     expected = {
         "ps": r"holder\s+ready\s+0\s+1\s+10 ", "ps -c": r"cid 1 .*idle", "pmap": r"a holder  cid 1: 3 own, 0 shared",
@@ -129,12 +151,9 @@ def test_tables_show_what_is_there(serve: Serve, attnix: Attnix, command: str) -
     assert re.search(expected[command], said.out), said.out
 
 
-def test_stat_and_pmap_of_one_context(serve: Serve, attnix: Attnix) -> None:
-    with connect(serve(), name="holder") as system:
-        context = system.alloc_context()
-        context.append(tokens=range(10))
-        context.forward(1)
-        stat, pmap = attnix("stat", str(context.cid)), attnix("pmap", str(context.cid))
+def test_stat_and_pmap_of_one_context(alone: Held, attnix: Attnix, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNIX_SOCKET", alone.socket)
+    stat, pmap = attnix("stat", str(alone.cid)), attnix("pmap", str(alone.cid))
     assert "10, 10 of them in hbm" in stat.out
     # Blocks of 4: two full ones and a tail of two tokens.
     assert [line.split()[1] for line in pmap.out.splitlines()[2:]] == ["0-3", "4-7", "8-9"]

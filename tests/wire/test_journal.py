@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+from array import array
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from attnix.kernel.calls import GenerateArgs, GenerateResult, Usage
-from attnix.kernel.journal import ContextRecord, DropRecord, Generation, LogRecord, MarkRecord
+from attnix.kernel.journal import ContextRecord, DropRecord, Generation, LogRecord, MarkRecord, ToolRecord
 from attnix.simulated import ints
 from attnix.syscalls import journal as journal_module
 from attnix.syscalls.journal import JournalBusy, JournalFile
@@ -256,3 +259,43 @@ def test_the_write_ahead_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch:
     file.close()
     assert largest < 4 << 20 and said == []
     assert not (tmp_path / "journal.db-wal").exists()
+
+
+def test_what_is_known_of_tools_is_kept(tmp_path: Path) -> None:
+    first, second = (
+        ToolRecord("search", array("q", [5, 1 << 40]).tobytes()),
+        ToolRecord("b\u20ac", array("q", [7]).tobytes()),
+    )
+    write(tmp_path, first, second, ToolRecord("gone", array("q", [1]).tobytes()))
+    write(tmp_path, ToolRecord("gone", b""), first._replace(durations=array("q", [9]).tobytes()))
+    file, said = opened(tmp_path)
+    assert file.load().tools == (second, first._replace(durations=array("q", [9]).tobytes()))
+    file.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db:
+        db.execute("update tools set durations = x'00' where tool = 'search'")
+        db.commit()
+    file, said = opened(tmp_path)
+    assert file.load().tools == (second,)
+    assert [level for level, _ in said] == ["warning"]
+    file.close()
+
+
+def test_a_journal_from_before_there_were_waits(tmp_path: Path) -> None:
+    """No table of tools, and generations of two fields instead of three."""
+    generation = Generation(GenerateArgs(5, 9, 0.5), 3)
+    write(tmp_path, MarkRecord(1, 9), record(7, generation=generation), LogRecord(7, 0, ints([1, 2, 3, 4])))
+    with contextlib.closing(sqlite3.connect(tmp_path / "journal.db")) as db:
+        db.execute("drop table tools")
+        (rest,) = db.execute("select rest from contexts").fetchone()
+        (args, start, injected), result = msgpack.unpackb(rest)
+        assert (start, injected) == (3, [])
+        old = msgpack.packb(([args, start], result))
+        assert isinstance(old, bytes)
+        checksum = journal_module._context_sum(7, 1000, "n", 0, "digest", old)
+        db.execute("update contexts set rest = ?, sum = ?", (old, checksum))
+        db.commit()
+    file, said = opened(tmp_path)
+    restored = file.load()
+    file.close()
+    assert said == [] and restored.tools == ()
+    assert restored.contexts[0].record.generation == generation

@@ -1,0 +1,1 @@
+"""Scheduling policies: which waiting job is next.  One file each, behind `protocol`; `line` keeps anybody from starving."""

@@ -1,0 +1,242 @@
+"""Scheduling policies in the whole kernel, under a clock (timed.py).
+
+Blocks have 4 tokens and passes 16 tokens of prompts unless a test says otherwise.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from attnix.kernel.errors import E, Errno
+from attnix.kernel.order import registry
+from attnix.kernel.order.line import OVERTAKES
+from attnix.simulated import SimulatedClient, ints
+
+from .timed import MS, TimedSystem, fresh
+
+
+def build(policy: str = "fcfs", step_tokens: int = 16, **options: object) -> TimedSystem:
+    sysctl = {"sched.policy": policy, "sched.step_tokens": step_tokens, "evict.policy": "lru"}
+    return TimedSystem(sysctl=sysctl, block_tokens=4, **options)
+
+
+def computed(client: SimulatedClient) -> int:
+    return int(client.call("getrusage").computed_tokens)
+
+
+def first_ns(system: TimedSystem, client: SimulatedClient, request: int) -> int:
+    return system.token_ns[client.conn, request][0]
+
+
+# -- order matters: A, C, D, B where A and B begin alike and hbm holds one of them
+
+
+def a_c_d_b(policy: str) -> tuple[int, list[str]]:
+    """(prompt tokens computed, order of the answers)."""
+    system = build(policy, frames=24)
+    client = system.user()
+    prefix = fresh(1, 64)
+    prompts = {"A": [*prefix, 101, 102], "C": fresh(3, 66), "D": fresh(4, 66), "B": [*prefix, 201, 202]}
+    asked = {name: system.ask(client, prompt, 4)[1] for name, prompt in prompts.items()}
+    system.run()
+    assert all(len(client.streamed[request]) == 4 for request in asked.values())
+    # of the four tokens of an answer three are computed as well
+    return computed(client) - 12, sorted(asked, key=lambda name: first_ns(system, client, asked[name]))
+
+
+def test_the_cache_aware_order_computes_what_a_to_b_saves() -> None:
+    assert a_c_d_b("fcfs") == (4 * 66, ["A", "C", "D", "B"])
+    assert a_c_d_b("longest_prefix") == (4 * 66 - 64, ["A", "B", "C", "D"])
+    # B has two tokens to compute as soon as A has published its own
+    assert a_c_d_b("shortest_prefill") == (4 * 66 - 64, ["A", "B", "C", "D"])
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_what_a_running_prefill_publishes_is_computed_once_and_holds_nobody_up(policy: str) -> None:
+    system = build(policy, step_tokens=40)
+    client = system.user()
+    prefix = fresh(1, 64)
+    contexts = [
+        system.ask(client, prompt, 1)[0] for prompt in ([*prefix, 101], [*prefix, 102, 103], fresh(3, 30))
+    ]
+    _, b, c = (client.call("stat", ctx).cid for ctx in contexts)
+    system.run()
+    assert computed(client) == 65 + 2 + 30
+    begun: dict[int, int] = {}
+    for number, (_, seqs) in enumerate(system.passes):
+        for cid, _ in seqs:
+            begun.setdefault(cid, number)
+    assert begun[c] < begun[b]
+
+
+# -- the first that does not fit
+
+
+def test_small_jobs_pass_the_first_that_does_not_fit_and_do_not_keep_it_waiting() -> None:
+    """60 frames; R holds 30 and decodes, H needs 38 and waits for R.  A small job comes to 5 frames.  By the frames that are
+    free six could run beside R; H's leave room for three at a time (6 + 1 for growth each, 39 for H)."""
+
+    def run(smalls: int) -> tuple[int, int, int]:
+        """(ns of R's last token, of H's first, smalls that had all of theirs before that)."""
+        system = build("fcfs", step_tokens=512, frames=60)
+        client = system.user()
+        _, r = system.ask(client, fresh(1, 100), 20)
+        system.tick()
+        _, h = system.ask(client, fresh(2, 150), 4)
+        asked = [system.ask(client, fresh(10 + i, 14), 6)[1] for i in range(smalls)]
+        system.run(until=lambda: (client.conn, h) in system.token_ns)
+        assert max(len(seqs) for _, seqs in system.passes[:-1]) == (4 if smalls else 1)
+        early = sum(s in client.replies for s in asked)
+        return system.token_ns[client.conn, r][-1], first_ns(system, client, h), early
+
+    ended, began, early = run(0)
+    # the pass after R's last one computes H: 10 ms and 150 tokens
+    assert (began - ended, early) == (pytest.approx(10 * MS + 150 * MS / 4, rel=0.01), 0)
+    ended, began, early = run(20)
+    assert early >= 4, "small jobs ran in the meantime"
+    # H runs in the pass after R's last one all the same, beside those that have passed it and those that now fit
+    assert began - ended <= 10 * MS + 150 * MS / 4 + 4 * 14 * MS / 4 + MS / 10
+
+
+def test_nobody_passes_what_would_wait_for_them() -> None:
+    """H needs nearly all that there is; a small job that lives long would keep it waiting after R has gone."""
+    system = build("fcfs", step_tokens=512, frames=60)
+    client = system.user()
+    _, r = system.ask(client, fresh(1, 100), 20)
+    system.tick()
+    _, h = system.ask(client, fresh(2, 220), 4)
+    _, s = system.ask(client, fresh(3, 14), 60)
+    system.run()
+    assert system.token_ns[client.conn, r][-1] < first_ns(system, client, h) <= first_ns(system, client, s)
+
+
+# -- nobody starves
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("frames", [2000, 60])
+def test_a_long_prompt_gets_its_turn_while_short_ones_keep_coming(policy: str, frames: int) -> None:
+    """The short ones bring more work than the device can do; the bound of line.py is on those that overtake."""
+    system = build(policy, step_tokens=16, frames=frames, max_contexts=400)
+    client = system.user()
+    system.ask(client, fresh(1, 16), 1)
+    late = 5_000 if policy == "deadline" else 0
+    _, long = system.ask(client, fresh(2, 160), 1, ttft_ms=late)
+    shorts: list[int] = []
+    for i in range(300):
+        system.at(i * 5 * MS, lambda i=i: shorts.append(system.ask(client, fresh(10 + i, 12), 1)[1]))
+    system.run(until=lambda: (client.conn, long) in system.token_ns)
+    before = sum((client.conn, s) in system.token_ns for s in shorts)
+    assert before <= OVERTAKES
+    if policy in ("shortest_prefill",):
+        assert before >= OVERTAKES // 2, "it was not overtaken: the test shows nothing"
+    system.run()
+    assert all(client.replies[request].code == 0 for request in shorts)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_nice_means_something_under_each(policy: str) -> None:
+    """Of jobs that are alike, the nicer ones' first tokens come later."""
+    system = build(policy)
+    client = system.user()
+    pids = [client.call("spawn", f"n{nice}", nice).pid for nice in (10, 0, -10)]
+    target = {"ttft_ms": 60_000} if policy == "deadline" else {}
+    system.ask(client, fresh(1, 32), 1)
+    asked = [system.ask(client, fresh(10 + i, 40), 1, pids[i % 3], **target)[1] for i in range(9)]
+    system.run()
+    times = [first_ns(system, client, request) for request in asked]
+    assert max(times[2::3]) < min(times[1::3]) and max(times[1::3]) < min(times[0::3])
+
+
+# -- by program
+
+
+def test_an_old_program_comes_back_before_younger_ones() -> None:
+    orders = {}
+    for policy in ("fcfs", "program_fcfs"):
+        system = build(policy)
+        client = system.user()
+        old, young = (client.call("spawn", name).pid for name in ("old", "young"))
+        system.ask(client, fresh(1, 16), 1, old)
+        system.run()
+        asked = [system.ask(client, fresh(10 + i, 40), 1, young)[1] for i in range(3)]
+        asked.append(system.ask(client, fresh(20, 40), 1, old)[1])
+        system.run()
+        times = [first_ns(system, client, request) for request in asked]
+        orders[policy] = sorted(range(4), key=times.__getitem__)
+    assert orders == {"fcfs": [0, 1, 2, 3], "program_fcfs": [3, 0, 1, 2]}
+
+
+def test_a_program_that_has_had_little_goes_first() -> None:
+    system = build("least_attained", step_tokens=512, frames=1000)
+    client = system.user()
+    greedy, small = (client.call("spawn", name).pid for name in ("greedy", "small"))
+    for i in range(3):
+        system.ask(client, fresh(1 + i, 900), 1, greedy)
+    system.run()  # 2,700 tokens: past the first queue, which ends at 2,048
+    system.ask(client, fresh(9, 500), 1, small)
+    asked = [system.ask(client, fresh(10 + i, 300), 1, pid)[1] for i, pid in enumerate((greedy, greedy, small))]
+    system.run()
+    times = [first_ns(system, client, request) for request in asked]
+    assert times[2] < min(times[:2])
+
+
+# -- deadlines
+
+
+def test_a_target_that_would_be_missed_is_refused_before_anything_is_done() -> None:
+    system = build("deadline", step_tokens=100)
+    client = system.user()
+    for i in range(4):  # what costs are learnt from
+        system.ask(client, fresh(1 + i, 20 + 20 * i), 4)
+        system.run()
+    for i in range(6):
+        system.ask(client, fresh(10 + i, 200), 4, ttft_ms=10_000)
+    ctx = client.result(client.post("alloc_context")).ctx
+    client.post("append", ctx, ints(fresh(90, 100)))
+    rest = (0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, (), b"", True, True)
+    # 6 prompts of 200 tokens are due later, so only its own 100 tokens count: 35 ms
+    request = client.post("generate", ctx, 4, *rest, 30)
+    with pytest.raises(Errno) as error:
+        client.result(request)
+    assert error.value.code is E.EAGAIN
+    assert 1 <= int(error.value.detail["retry_after_ms"]) <= 20
+    assert client.result(client.post("stat", ctx)).state in ("waiting", "prefill")  # as before: what was appended is computed
+    # behind those that are due earlier: 1,200 tokens and 12 passes are 420 ms, and its own come to it
+    request = client.post("generate", ctx, 4, *rest, 11_000)
+    assert request not in client.replies
+    other = client.result(client.post("alloc_context")).ctx
+    client.post("append", other, ints(fresh(91, 100)))
+    refused = client.post("generate", other, 4, *rest, 20_000, 5)  # 5 ms per token, when a pass takes 10
+    assert client.replies[refused].code == E.EAGAIN
+    system.run()
+    assert len(client.result(request).tokens) == 16
+    assert client.result(client.post("stat", other)).tokens == 100
+
+
+def test_deadlines_order_the_queue() -> None:
+    system = build("deadline")
+    client = system.user()
+    system.ask(client, fresh(1, 32), 1)
+    asked = [system.ask(client, fresh(10 + i, 40), 1, ttft_ms=ttft)[1] for i, ttft in enumerate((0, 9000, 5000, 7000))]
+    system.run()
+    times = [first_ns(system, client, request) for request in asked]
+    assert sorted(range(4), key=times.__getitem__) == [2, 3, 1, 0]
+
+
+# -- while it runs
+
+
+def test_the_policy_changes_while_jobs_wait() -> None:
+    system = build("fcfs")
+    client = system.user()
+    system.ask(client, fresh(1, 64), 1)
+    asked = [system.ask(client, fresh(10 + i, length), 1)[1] for i, length in enumerate((90, 60, 30))]
+    client.result(client.post("sysctl", "sched.policy", "shortest_prefill"))
+    system.run()
+    times = [first_ns(system, client, request) for request in asked]
+    assert times[2] < times[1] < times[0]
+    with pytest.raises(Errno, match="deadline, fcfs"):
+        client.call("sysctl", "sched.policy", "nobody")
+    (row,) = client.call("sysctl", "sched.policy").rows
+    assert row.value == "shortest_prefill"

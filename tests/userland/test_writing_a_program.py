@@ -1,0 +1,53 @@
+"""docs/writing-a-program.md: its program runs, and what it says of files and limits is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnix.drivers.sim_model import reference_tokens
+from attnix.syscalls import connect
+from attnix.userland import programs
+
+from .conftest import Serve
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "writing-a-program.md").read_text()
+PROGRAMS = ROOT / "userland" / "programs"
+
+
+def test_its_program_runs(serve: Serve) -> None:
+    path = serve(window_tokens=1024, frames=600, script=list(b"because"))
+    (program,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stderr) == (0, "")
+    prompt = list(b"system:You are terse.;user:Why is the sky blue?;")
+    first = reference_tokens(prompt, 48, script=list(b"because"))
+    assert said.stdout.startswith("because")
+    assert " -> because" in said.stdout
+    with connect(path) as system:
+        counters = system.vmstat().counters
+    assert len(first) == 48 and counters["contexts"] == 0
+
+
+def test_what_it_names_is_there() -> None:
+    named = set(re.findall(r"`(\w+\.py)`", DOCUMENT))
+    assert {"beam.py", "best_of_n.py", "self_consistency.py", "agent.py", "chat.py", "batch.py"} <= named
+    assert not [name for name in named if not (PROGRAMS / name).exists()]
+    for name in ("child_of", "patiently", "run_agent", "Tool"):
+        assert name in DOCUMENT and hasattr(programs, name)
+
+
+@pytest.mark.parametrize("name", ["beam.py", "best_of_n.py", "self_consistency.py", "child.py", "samples.py"])
+def test_searches_are_short_and_use_calls_only(name: str) -> None:
+    """At most 150 lines, and nothing but the system's calls behind them."""
+    source = (PROGRAMS / name).read_text()
+    assert source.count("\n") <= 150
+    imported = set(re.findall(r"^from (\S+) import|^import (\S+)", source, re.MULTILINE))
+    modules = {a or b for a, b in imported}
+    foreign = {m for m in modules if m.startswith("attnix.") and not m.startswith("attnix.syscalls")}
+    assert foreign == set() and not {"torch", "numpy", "transformers"} & modules
