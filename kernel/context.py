@@ -68,7 +68,7 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "asked_ns", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start",
+        "admitted", "asked_ns", "cid", "device", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start", "lost_tokens",
         "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "rested_ns", "slot", "tier_hits", "told_blocks", "turns",
         "unparking", "wait", "waited", "waits",
     )  # fmt: skip
@@ -99,6 +99,7 @@ class Context:
         self.pinned_until_ns = 0  # 0: not pinned
         self.kept_until_ns = 0  # pin that `explain` has been told of
         self.tier_hits: dict[str, int] = {}  # tokens loaded, by tier
+        self.lost_tokens = 0  # that it had when it was preempted; 0: it has been admitted since, or had no work
         self.reached = 0  # tokens that were in hbm when it last lost its frames
         self.hint: tuple[int, int] | None = None  # (kind, due_ns): what is known of the end of the turn that runs
         self.turns = 0  # generations that ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .calls import ContextRow, ProcessRow, TierRow, UnameResult
+from .oom import score
 from .params import ABI_VERSION
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def process_row(m: Machine, process: Process) -> ProcessRow:
     return ProcessRow(
         process.pid, process.parent, process.uid, process.name, process.state.value, process.nice, rows,
         sum(r.kv_bytes for r in rows), sum(r.proportional_bytes for r in rows), sum(r.tokens for r in rows),
-        m.now_ns - process.born_ns, m.usage_of(process), process.group.name,
+        m.now_ns - process.born_ns, m.usage_of(process), process.group.name, score(m, process), process.oom_score_adj,
     )  # fmt: skip
 
 
@@ -77,6 +78,11 @@ def _uname(m: Machine) -> UnameResult:
     )  # fmt: skip
 
 
+def admitted_limit(m: Machine) -> int:
+    """Contexts that the thrash guard lets run on the device that it limits most; 0: on none."""
+    return min((s.guard.limit for s in m.schedulers if s.guard.limit), default=0)
+
+
 def vmstat(m: Machine) -> dict[str, int]:
     """Everything the kernel counts, since boot."""
     counts = dict(m.counters)
@@ -88,6 +94,7 @@ def vmstat(m: Machine) -> dict[str, int]:
         counts[f"{device.name}_free_frames"] = m.core.free_frames(device.index)
         counts[f"{device.name}_reclaimable_frames"] = m.core.reclaimable_frames(device.index)
         counts[f"{device.name}_restarts"] = device.restarts
+    counts["admitted_limit"] = admitted_limit(m)
     counts["contexts"] = len(m.contexts)
     counts["processes"] = len(m.processes)
     counts["connections"] = len(m.connections)

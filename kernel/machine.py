@@ -21,6 +21,7 @@ from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .group import Groups
+from .growth import Lengths
 from .ids import Cid, Pid, Slot
 from .injected import Injected
 from .interrupts import Interrupts
@@ -29,6 +30,7 @@ from .log import Dmesg
 from .names import Names
 from .prefetches import Prefetches
 from .process import Connection, Process
+from .psi import Psi
 from .sched import Scheduler
 from .sysctl import Sysctl
 from .tiers import Tiers
@@ -71,6 +73,8 @@ class Machine:
         self.dmesg = Dmesg()
         self.counters: Counter[str] = Counter()
         self.syscalls = 0  # counted apart: once per call
+        self.lengths = Lengths()
+        self.psi = Psi(self)
         self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
@@ -326,6 +330,8 @@ class Machine:
             logprobs = tuple(job.logprobs[: len(tokens) // 4])
             context.last_request = (job.conn, job.request)
             context.last_start, context.last_injected = job.start, job.injected
+            if tokens:
+                self.lengths.seen(len(tokens) // 4, reason != "stop")
             result = GenerateResult(reason, tokens, "", usage, row.tokens, logprobs, job.injected)
             self.names.ended(context, job, result)
             if not in_flight and not context.dying:
@@ -380,6 +386,7 @@ class Machine:
         scheduler = self.schedulers[context.device]
         scheduler.remove(context)
         context.job = None
+        context.lost_tokens = 0
         scheduler.rest(context)
 
     def _drop_scratch(self, context: Context, job: Job) -> None:

@@ -349,7 +349,8 @@ class Names:
         """An orphan's answer and tokens go to this request from now on; what it was known under.  EBUSY: it is none."""
         was = (job.conn, job.request)
         if self._orphans.pop(was, None) is None:
-            raise Errno(E.EBUSY, "another request waits for this generation: cancel that, or wait for it")
+            text = "another request waits for this generation: cancel that, or wait for it"
+            raise Errno(E.EBUSY, text, cid=context.cid, request=job.request)
         job.conn, job.request = connection.conn, request
         connection.requests[request] = context
         return was

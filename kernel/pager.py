@@ -58,13 +58,13 @@ class Pager:
                 raise Panic(f"{self._device.name}: {want_frames - freed} reclaimable frames cannot be evicted")
         return True
 
-    def _reserve(self, active: int) -> int:
-        """Frames an admission must leave: the watermark, and one for each context that will grow.  None when it is alone."""
+    def _reserve(self, context: Context, active: int) -> int:
+        """Frames an admission must leave: the watermark, and what those that run and the new one will probably grow by, or one
+        for each of them.  None when it is alone."""
         if not active:
             return 0
-        return self._device.capacity * self._m.sysctl.watermark_permille // 1000 + min(
-            active, self._device.capacity // 4
-        )
+        watermark = self._device.capacity * self._m.sysctl.watermark_permille // 1000
+        return watermark + max(min(active, self._device.capacity // 4), self._sched.growth.reserve(context))
 
     def admit(self, context: Context, active: int, spare_frames: int = 0) -> bool:
         """Map the whole log of `context`, making room by caches and idle contexts only; with nobody else active, by all.
@@ -75,8 +75,8 @@ class Pager:
         if sources and self._m.costs.prefill[self._device.index].known() is not None:
             first_load = self._split(context)
         partial = self._m.tiers.partial_tokens(self._device)
+        reserve = self._reserve(context, active) + spare_frames
         while True:
-            reserve = self._reserve(active) + spare_frames
             result = self._core.admit(context.slot, reserve, sources, first_load, partial)
             short = result.shortage_frames
             mapped += result.mapped_frames
@@ -103,6 +103,10 @@ class Pager:
         context.admitted = True
         if context.asked_ns:
             self._m.lifetimes.served(context)
+        if context.lost_tokens:
+            again = max(0, context.lost_tokens - self._core.slot_row(context.slot).computed)
+            self._sched.guard.brought_back(again, result.loads * self._m.config.block_tokens)
+            context.lost_tokens = 0
         demand = not self._m.errands.fetching(context)
         loads = self._core.loads() if result.loads else []
         if demand and self._m.tiers.exist:
@@ -292,6 +296,8 @@ class Pager:
         """False: not yet (save_tail)."""
         if self._m.tiers.exist and not self.save_tail(context):
             return False
+        if why == "running":
+            context.lost_tokens = max(context.lost_tokens, self._core.slot_row(context.slot).computed)
         self.forget(context)
         context.preemptions += 1
         self._sched.moves += 1
@@ -345,6 +351,30 @@ class Pager:
         held = [c for c in self._m.contexts_of(self._device.index) if c.job and self._m.held(c)]
         return self._drop_some(reversed(held), shortage_frames, "held")
 
+    def drop_all_but(self, waits: Context) -> int:
+        """Pins end and everybody else loses his frames, tails that are not saved included: nothing else has helped.  How
+        many frames that were."""
+        frames = 0
+        for context in [c for c in self._m.contexts_of(self._device.index) if c is not waits]:
+            entries = self._core.slot_row(context.slot).entries
+            if entries and self._m.tiers.pinned(context):
+                self._break_pin(context, f"context {waits.cid} has no other room")
+            if self._can_drop(context) and entries > self._core.loading(context.slot):  # what is under I/O stays
+                frames += entries
+                self.forget(context)
+                self._m.movers.abandon(context.cid)
+                self._requeue(context)
+        return frames
+
+    def _requeue(self, context: Context) -> None:
+        """It has lost its frames: if it has a job, that waits for its turn again."""
+        self._core.stop_running(context.slot)
+        self._sched.decoding.pop(context.slot, None)
+        if context.job is None:
+            self._sched.rest(context)
+        elif not self._m.held(context) and not context.job.ending:
+            self._sched.add(context)
+
     def preempt(self, shortage_frames: int) -> bool:
         """Take all frames from the newest jobs that have any, never from the oldest of several.
 
@@ -358,6 +388,8 @@ class Pager:
         if not holders:
             if self._break_newest_pin():
                 return True  # the caller looks again
+            if self._sched.oom.end_one(None):
+                return True
             raise Panic(f"{self._device.name}: no frame can be found and nobody can be preempted")
         holders.sort(key=Context.place)
         if len(holders) == 1 and -(-self._core.slot_row(holders[0].slot).tokens // self._m.config.block_tokens) > (
@@ -368,11 +400,10 @@ class Pager:
         wanted = self._available() + shortage_frames
         while holders:
             victim = holders.pop()
-            if not self._drop(victim, "running"):
+            if not self._drop(victim, "running" if victim.admitted else "waiting"):
                 return False
-            self._core.stop_running(victim.slot)
-            self._sched.decoding.pop(victim.slot, None)
-            self._sched.add(victim)
+            self._requeue(victim)
+            self._sched.short = victim
             wanted -= 1  # it needs none itself now
             if len(holders) <= 1 or self._available() >= wanted:
                 break

@@ -31,7 +31,7 @@ class Process:
     """A schedulable unit: contexts, a nice value, an owner.  Never reused pids."""
 
     __slots__ = (
-        "birth", "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "parent", "past", "pid", "reason",
+        "birth", "born_ns", "children", "code", "conn", "contexts", "ended", "group", "name", "nice", "oom_score_adj", "parent", "past", "pid", "reason",
         "stopped", "uid", "waiters", "zombie",
     )  # fmt: skip
 
@@ -45,6 +45,7 @@ class Process:
         self.conn = conn
         self.name = name
         self.nice = nice
+        self.oom_score_adj = 0
         self.born_ns = born_ns
         self.birth = 0  # order of its first job; 0: it has had none
         self.contexts: dict[int, Context] = {}  # by cid

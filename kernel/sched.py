@@ -18,12 +18,15 @@ from __future__ import annotations
 from bisect import insort
 from typing import TYPE_CHECKING
 
+from .backlog import Backlog
 from .batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, unpack_seqs
 from .calls import GenerateArgs
 from .context import Context, Job, JobKind
 from .errors import Panic
 from .events import Exec
 from .injected import count
+from .load import Growth, Guard
+from .oom import Oom
 from .order import registry
 from .order.facts import facts
 from .order.line import LOOK, OVERTAKES, arranged, rank
@@ -52,6 +55,10 @@ class Scheduler:
         self._device = machine.devices[device]
         self.device = device
         self.pager = Pager(machine, device, self)
+        self.growth = Growth(machine, device, machine.lengths)
+        self.guard = Guard(machine, device)
+        self.backlog = Backlog(machine, device)
+        self.oom = Oom(machine, device)
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
         self.idle = Resting(machine)  # without a job and perhaps with frames
@@ -63,6 +70,10 @@ class Scheduler:
         self._line: list[Context] = []  # the queue in the order of service, when the round began
         self._passers: list[Context] = []  # those that were given frames before ...
         self._first = -1  # ... the job of this order, which did not fit
+        self.short: Context | None = None  # was refused frames, or lost them, when they were asked for last
+        self._loading: list[
+            Context
+        ] = []  # had nothing to compute in the last pass planned: their loads have not landed
 
     # -- membership -----------------------------------------------------------------------------------------------
 
@@ -119,6 +130,19 @@ class Scheduler:
     def active(self) -> int:
         """Contexts that own frames and will give them back without being asked."""
         return len(self.decoding) + sum(1 for c in self.queue if c.admitted)
+
+    def first_short(self) -> Context | None:
+        """The first that waits for frames: to be admitted, or, when no pass can be planned for want of any, to grow."""
+        short = self.short
+        if short is not None and short.queued and not short.admitted and not self._m.held(short):
+            return short
+        return min(self.decoding.values(), key=Context.place) if self._waits and self.decoding else None
+
+    def stalled(self) -> bool:
+        """Somebody with work waits for frames, or for what is being loaded into them."""
+        return self._device.up and (
+            self.first_short() is not None or any(c.queued and self._core.loading(c.slot) for c in self._loading)
+        )
 
     # -- one pass -------------------------------------------------------------------------------------------------
 
@@ -280,17 +304,21 @@ class Scheduler:
         active = -1
         first: Context | None = None
         spare = tried = 0
+        self.short = None
         for context in self._line:
             if context.admitted or not context.queued or self._core.in_flight(context.slot):
                 continue
             if active < 0:
                 active = self.active()
             if context.wait is not None:  # nobody waits for it yet, so nobody waits behind it
-                if first is None and self.pager.admit(context, active):
+                if first is None and not self.guard.full(active) and self.pager.admit(context, active):
                     active += 1
                 elif first is None and self.pager.full:
                     self._m.lifetimes.no_room(context)
                 continue
+            if self.guard.full(active):
+                self.short = first or context
+                return
             if first is not None:
                 tried += 1
                 if tried > PASSERS or not active:
@@ -304,9 +332,10 @@ class Scheduler:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
                 active += 1
             elif not self.pager.full or self._job(context).passed >= OVERTAKES:
+                self.short = context
                 return  # a transfer is to end; or enough have passed it
             else:
-                first = context
+                first = self.short = context
                 if self._job(first).order != self._first:
                     self._first, self._passers = self._job(first).order, []
                 spare = self._spare(first)
@@ -362,6 +391,7 @@ class Scheduler:
         budget = max(sysctl.step_tokens - decode, sysctl.step_tokens // 4, 1)
         fit = self._m.costs.prefill[self.device].known() if decode and self.queue else None
         chunks: list[bytes] = []
+        self._loading = []
         for context in self._line:
             if budget <= 0 or len(chunks) >= room:
                 break
@@ -369,6 +399,7 @@ class Scheduler:
                 continue
             job = self._job(context)
             if context.gates and not self._gates_hold(context):
+                self._loading.append(context)
                 continue  # even when nothing is left to compute but its last token: that reads what is still arriving
             allowed = budget
             if decode:
@@ -436,6 +467,7 @@ class Scheduler:
             at = self._core.advance(context.slot)
             if at.blocked_by == BLOCKED_BY_LOAD:
                 if not self._through_gates(context):
+                    self._loading.append(context)
                     return at.computed, 0
                 continue
             if at.blocked_by < 0:
@@ -482,6 +514,7 @@ class Scheduler:
         computed, ready = self._advance(context)
         if computed == total:
             if job.kind is JobKind.PREFILL:
+                self.backlog.begun()
                 self._m.finish(context, "done")
                 return None
             return (context.slot, total - 1, 1, _FINAL_FLAG[job.kind], -1, 0)
@@ -506,6 +539,8 @@ class Scheduler:
 
     def sampled(self, context: Context, job: Job) -> None:
         """A generation's prompt is computed and its next token drawn: it decodes from now on."""
+        if not job.begun:
+            self.backlog.begun()
         job.begun = True
         if context.queued:
             self._unqueue(context)

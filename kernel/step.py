@@ -94,16 +94,29 @@ class Kernel:
         self._handlers[type(event)](event)
         if m.errands.open:
             m.errands.run()
+        busy = m.psi.busy
         for scheduler in m.schedulers:
             if scheduler.queue or scheduler.decoding:
                 scheduler.run()
+                busy = True
         if m.errands.open:
             m.errands.run()  # a job that ended just now is what some wait for, and the next event may be hours away
         if m.tiers.exist:
             m.tiers.ahead()
+        if busy:
+            self._account()
         if m.names.changed:
             m.names.flush()
         return effects
+
+    def _account(self) -> None:
+        """Who waits for frames, and since when."""
+        m = self.machine
+        m.psi.busy = any(s.queue or s.decoding for s in m.schedulers)  # if not, this was the last look
+        for scheduler in m.schedulers:
+            scheduler.backlog.look()
+            scheduler.oom.look()
+        m.psi.look()
 
     def fsck(self) -> list[str]:
         """Every invariant of DESIGN.md §3 that does not hold, in words; empty when all is well."""
@@ -137,6 +150,7 @@ class Kernel:
         if connection is None:
             return
         m.names.disconnected(connection)
+        m.psi.unsubscribe(event.conn)
         del m.connections[event.conn]
         for pid in sorted(connection.pids):
             process = m.processes.get(pid)
@@ -373,6 +387,7 @@ class Kernel:
         m.count("computed_tokens", event.computed_tokens)
         m.count("generated_tokens", len(commit.tokens) // 4)
         m.count("compute_ns", event.compute_ns)
+        m.schedulers[device.index].guard.passed(m.schedulers[device.index], event.computed_tokens)
         if event.waited_ns:
             m.count("gate_wait_ns", event.waited_ns)
         tops = self._tops(event, seqs or [], commit.kept) if event.tops else None

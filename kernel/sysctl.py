@@ -8,7 +8,16 @@ from .calls import SysctlRow
 from .errors import E, Errno
 from .evict import registry
 from .order import registry as orders
-from .params import MAX_RUNNING, STEP_TOKENS, WATERMARK_PERMILLE
+from .params import (
+    GROWTH_PERMILLE,
+    MAX_RUNNING,
+    OOM_AFTER_MS,
+    STEP_TOKENS,
+    THRASH_HIGH_PERMILLE,
+    THRASH_LOW_PERMILLE,
+    THRASH_WINDOW_MS,
+    WATERMARK_PERMILLE,
+)
 from .wait import registry as wait_registry
 
 _BOUNDS: dict[str, tuple[int, int, str]] = {
@@ -16,6 +25,30 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.max_running": (1, 1 << 16, "sequences in one forward pass"),
     "sched.watermark_permille": (0, 500, "share of the frames that an admission leaves available for growth"),
     "sched.tpot_ms": (0, 60_000, "wanted time per token of every generation that names none; prompts give way, 0: off"),
+    "sched.growth_permille": (
+        0,
+        999,
+        "how surely running generations find the frames that they grow into, by lengths seen here; 0: one frame each",
+    ),
+    "sched.max_wait_ms": (
+        0,
+        86_400_000,
+        "new work that would wait longer for its turn is refused (EAGAIN), 0: none is",
+    ),
+    "sched.max_queue": (0, 1 << 20, "jobs that may wait for their turn; more are refused (EAGAIN), 0: any number"),
+    "load.thrash_high_permille": (
+        1,
+        1000,
+        "share of work done twice above which fewer contexts run at once, 1000: never",
+    ),
+    "load.thrash_low_permille": (0, 1000, "share below which more may run again"),
+    "load.thrash_window_ms": (1, 600_000, "time over which these shares are taken"),
+    "oom.after_ms": (
+        0,
+        86_400_000,
+        "a device on which nothing runs because frames are short takes them by force after this, and ends a process after "
+        "twice this; 0: never",
+    ),
     "tier.selective_hits": (
         1,
         1 << 20,
@@ -54,6 +87,13 @@ class Sysctl:
     max_running: int = MAX_RUNNING
     watermark_permille: int = WATERMARK_PERMILLE
     tpot_ms: int = 0
+    growth_permille: int = GROWTH_PERMILLE
+    max_wait_ms: int = 0
+    max_queue: int = 0
+    thrash_high_permille: int = THRASH_HIGH_PERMILLE
+    thrash_low_permille: int = THRASH_LOW_PERMILLE
+    thrash_window_ms: int = THRASH_WINDOW_MS
+    after_ms: int = OOM_AFTER_MS
     selective_hits: int = 2
     partial_tokens: int = 1
     gates: int = 1

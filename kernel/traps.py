@@ -31,6 +31,7 @@ from .params import (
     MAX_TARGET_MS,
     NICE_MAX,
     NICE_MIN,
+    RETRY_MS,
 )
 from .process import Connection, Process
 from .records import FACT
@@ -117,13 +118,23 @@ def log_to_be(context: Context, log: bytes) -> bytes:
         elif isinstance(call.args, (c.AppendArgs, c.ResumeArgs, c.InjectArgs)):
             log += call.args.tokens
         elif isinstance(call.args, c.GenerateArgs):
-            raise Errno(E.EBUSY, "a generation waits its turn on this context: cancel it before you append")
+            raise Errno(
+                E.EBUSY,
+                "a generation waits its turn on this context: cancel it before you append",
+                cid=context.cid,
+                request=call.request,
+            )
     return log
 
 
 def quiet(context: Context, what: str) -> None:
     if context.job is not None and context.job.kind is not JobKind.PREFILL:
-        raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you {what}")
+        raise Errno(
+            E.EBUSY,
+            f"a {context.job.kind.value} is running on this context: cancel it before you {what}",
+            cid=context.cid,
+            request=context.job.request,
+        )
 
 
 def awake(context: Context, what: str) -> None:
@@ -209,7 +220,7 @@ def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) 
     if not NICE_MIN <= args.nice <= NICE_MAX or len(args.name) > MAX_NAME_CHARS:
         raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX} and a name at most {MAX_NAME_CHARS} characters")
     if len(m.processes) >= MAX_PROCESSES:
-        raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES)
+        raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES, retry_after_ms=RETRY_MS)
     source = connection.lookup(args.fork_of) if args.fork_of else None
     if source and behind(source, call):
         return None
@@ -257,7 +268,7 @@ def wait(m: Machine, connection: Connection, call: Syscall, args: c.WaitArgs) ->
     if ended is not None:
         return m.reap(parent, ended)
     if args.timeout_ms == 0:
-        raise Errno(E.EAGAIN, "no child has ended yet", retry_after=0)
+        raise Errno(E.EAGAIN, "no child has ended yet", retry_after_ms=RETRY_MS)
     at_ns = m.now_ns + args.timeout_ms * 1_000_000 if args.timeout_ms > 0 else 0
     m.waiters.add(Waiter(connection.conn, call.request, parent, Pid(args.pid), at_ns), m.now_ns)
     return None
@@ -278,6 +289,14 @@ def setpriority(m: Machine, connection: Connection, call: Syscall, args: c.Setpr
     process = seen_process(m, connection, args.pid)
     if not NICE_MIN <= args.nice <= NICE_MAX:
         raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX}, not {args.nice}", nice=args.nice)
+    if not -1001 <= args.oom_score_adj <= 1000:
+        raise Errno(
+            E.EINVAL, f"oom_score_adj is -1000..1000, not {args.oom_score_adj}", oom_score_adj=args.oom_score_adj
+        )
+    if -1001 < args.oom_score_adj < min(0, process.oom_score_adj):
+        administrator(m, connection, "make a process less likely to be ended than others")
+    if args.oom_score_adj != -1001:
+        process.oom_score_adj = args.oom_score_adj
     process.nice = args.nice
     for scheduler in m.schedulers:
         scheduler.reorder()
@@ -287,8 +306,14 @@ def setpriority(m: Machine, connection: Connection, call: Syscall, args: c.Setpr
 # -- contexts -------------------------------------------------------------------------------------------------------
 
 
-def _no_slots(m: Machine) -> Errno:
-    return Errno(E.ENOMEM, f"all {m.config.max_contexts} context slots are taken: release some", wanted=1, free=0)
+def _no_slots(m: Machine, wanted: int = 1) -> Errno:
+    most, free = m.config.max_contexts, m.config.max_contexts - len(m.core.slots_used())
+    there = (
+        f"all {most} context slots are taken"
+        if not free
+        else f"{free} of {most} context slots are free, {wanted} wanted"
+    )
+    return Errno(E.ENOMEM, f"{there}: release some", wanted=wanted, free=free, reclaimable=0, limit=most)
 
 
 def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.AllocContextArgs) -> c.AllocContextResult:
@@ -329,7 +354,7 @@ def new_slots(m: Machine, source: Context, n: int) -> list[int]:
     """`n` forks of a context's slot, all or none (ENOMEM)."""
     slots = m.core.fork(source.slot, n)
     if not slots:
-        raise Errno(E.ENOMEM, f"fewer than {n} of {m.config.max_contexts} context slots are free", wanted=n)
+        raise _no_slots(m, n)
     return slots
 
 
@@ -354,6 +379,8 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     if behind(context, call):
         return None
     check_room(m, context, m.core.slot_row(context.slot).tokens + n)
+    if n:
+        m.schedulers[context.device].backlog.check(context)
     return c.AppendResult(extend(m, context, args.tokens), n)
 
 
@@ -452,6 +479,7 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
     _in_time(m, context, args)
+    m.schedulers[context.device].backlog.check(context)
     m.names.began(context, args, length)
     begin_generation(m, connection, call, context, args, length)
 

@@ -5,13 +5,31 @@ from __future__ import annotations
 from . import calls as c
 from .errors import E, Errno
 from .events import Syscall
+from .look import admitted_limit
 from .machine import Machine
 from .process import Connection
+from .psi import WINDOW_MS
 from .traps import Trap
 
+_NO_MORE = 1001  # threshold that ends a subscription
 
-def pressure(m: Machine, connection: Connection, call: Syscall, args: c.PressureArgs) -> None:
-    raise Errno(E.ENOSYS, "pressure is being built")
+
+def pressure(m: Machine, connection: Connection, call: Syscall, args: c.PressureArgs) -> c.PressureResult:
+    shortest, longest = WINDOW_MS
+    if not -1 <= args.threshold_permille <= _NO_MORE or not shortest <= args.window_ms <= longest:
+        raise Errno(
+            E.EINVAL, f"threshold_permille is 0..1000, or {_NO_MORE} (no more) or -1 (only look); window_ms is {shortest}..{longest}",
+            low=shortest, high=longest,
+        )  # fmt: skip
+    if args.threshold_permille == _NO_MORE:
+        m.psi.unsubscribe(connection.conn)
+    elif args.threshold_permille >= 0:
+        m.psi.subscribe(connection.conn, args.threshold_permille, args.window_ms)
+    m.psi.settle()
+    psi = m.psi
+    return c.PressureResult(
+        psi.some.permille(), psi.full.permille(), psi.some.total_ns, psi.full.total_ns, admitted_limit(m), *psi.frames()
+    )
 
 
 TRAPS: dict[str, Trap] = {"pressure": pressure}

@@ -11,7 +11,7 @@ from .errors import E, Errno
 from .events import AttachTier, Syscall, WakeDriver
 from .evictor import Evictor
 from .machine import Machine
-from .params import MAX_DEVICES
+from .params import MAX_DEVICES, RETRY_MS
 from .process import Connection
 from .tag import stored_bytes
 from .traps import Trap, administrator, seen_context
@@ -86,26 +86,33 @@ def demote(m: Machine, connection: Connection, call: Syscall, args: c.DemoteArgs
     if target.tier == "hbm":
         raise Errno(E.EINVAL, "a context is demoted to a tier below hbm", tier=args.tier)
     if not (target.up or target.gone or target.removed or target.draining):
-        raise Errno(E.EAGAIN, f"{target.name} is being started again", device=target.name)
+        raise Errno(E.EAGAIN, f"{target.name} is being started again", device=target.name, retry_after_ms=RETRY_MS)
     if not target.up or target.read_only or target.draining:
         raise Errno(
             E.EHOSTDOWN, f"{target.name} takes nothing at present: see `attnix tiers` and dmesg", device=target.name
         )
     if context.job is not None and context.job.kind is not JobKind.PREFILL:
-        raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you demote")
+        what = f"a {context.job.kind.value} is running on this context: cancel it before you demote"
+        raise Errno(E.EBUSY, what, cid=context.cid, request=context.job.request)
     if m.tiers.pinned(context):
-        raise Errno(E.EBUSY, "the context is pinned: unpin it before you demote")
+        raise _pinned(m, context, "demote")
     _errand(m, Demotion(call.conn, call.request, context, target))
     return None
+
+
+def _pinned(m: Machine, context: Context, what: str) -> Errno:
+    left_ms = -(-(context.pinned_until_ns - m.now_ns) // 1_000_000)
+    text = f"the context is pinned for another {left_ms} ms: unpin it before you {what}"
+    return Errno(E.EBUSY, text, cid=context.cid, left_ms=left_ms)
 
 
 def evict(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.MovedResult:
     """Forget every copy of what this context alone has; it is computed again when it is used."""
     context = seen_context(m, connection, args)
     if context.job is not None or m.core.in_flight(context.slot):
-        raise Errno(E.EBUSY, "the context is being computed: cancel that before you evict")
+        raise Errno(E.EBUSY, "the context is being computed: cancel that before you evict", cid=context.cid)
     if m.tiers.pinned(context):
-        raise Errno(E.EBUSY, "the context is pinned: unpin it before you evict")
+        raise _pinned(m, context, "evict")
     blocks = m.core.log_blocks(context.slot)[::-1]
     m.core.forget_tail(context.slot)
     m.schedulers[context.device].pager.forget(context)
@@ -190,7 +197,7 @@ def attach_tier(m: Machine, connection: Connection, call: Syscall, args: c.Attac
         raise Errno(E.EINVAL, f"{args.size_bytes} bytes hold {frames} frames", field="size_bytes")
     index = next((d.index for d in m.devices if d.removed), len(m.devices))
     if index >= MAX_DEVICES:
-        raise Errno(E.ENOMEM, f"there are {MAX_DEVICES} devices already", limit=MAX_DEVICES)
+        raise Errno(E.ENOMEM, f"there are {MAX_DEVICES} devices already", wanted=1, free=0, limit=MAX_DEVICES)
     number = sum(1 for d in m.devices if d.tier == args.kind and not d.removed)
     names = {d.name for d in m.devices if not d.removed}
     while f"{args.kind}{number}" in names:
@@ -228,7 +235,7 @@ def detach_tier(m: Machine, connection: Connection, call: Syscall, args: c.Detac
 def sleep(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> None:
     administrator(m, connection, "put the system to sleep")
     if m.asleep:
-        raise Errno(E.EBUSY, "the system sleeps already: `attnix wake` ends that")
+        raise Errno(E.EBUSY, "the system sleeps already: `attnix wake` ends that", state="asleep")
     if m.tiers.stage is None:
         raise Errno(E.ENODEV, "there is no tier below hbm to keep contexts in: boot with --dram", tier="dram")
     m.asleep = True
@@ -241,7 +248,7 @@ def sleep(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> N
 def wake(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> None:
     administrator(m, connection, "wake the system")
     if not m.asleep or any(isinstance(errand, (Sleep, Wake)) for errand in m.errands.open):
-        raise Errno(E.EBUSY, "the system does not sleep, or is just going to or waking up")
+        raise Errno(E.EBUSY, "the system does not sleep, or is just going to or waking up", state="awake")
     for device in m.devices[: m.tiers.computes]:
         device.gone = ""
         m.emit(WakeDriver(device.index))

@@ -211,7 +211,9 @@ def snapshot(m: Machine, connection: Connection, call: Syscall, args: c.Snapshot
     for context in contexts:
         quiet(context, "snapshot")
         if context.parked:
-            raise Errno(E.EBUSY, f"calls wait for their turn on context {context.cid}: let them end first")
+            n = len(context.parked)
+            text = f"{n} calls wait for their turn on context {context.cid}: let them end first"
+            raise Errno(E.EBUSY, text, cid=context.cid, calls=n)
     entries = tuple(
         SnapshotEntry(
             context.cid,

@@ -163,12 +163,13 @@ CALLS: Final[tuple[Call, ...]] = (
         uid with `open` by cid.
         """, since=2),
     _call(40, "generate", _COMPUTE, c.GenerateArgs, c.GenerateResult,
-          f"{_HANDLE} EBUSY E2BIG ENOMEM EDQUOT ENODEV EIO EHOSTDOWN ENOSYS", """
+          f"{_HANDLE} EBUSY E2BIG EAGAIN ENOMEM EDQUOT ENODEV EIO EHOSTDOWN ENOSYS", """
         Sample up to `max_tokens` tokens into the context.  With `stream`, notifications of kind `tokens` carry token ids
         and text that is always valid UTF-8 and never shows any part of a stop string; the reply carries the whole
         again.  Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named or detached
         context also `suspended`, when the system goes down: `reattach` goes on with it.  Once the first token is out it never ends in an errno.  A context that generates refuses other writers with EBUSY.  Stop strings
-        need a tokenizer (ENOSYS without one).
+        need a tokenizer (ENOSYS without one).  `tpot_ms` limits how long prompts may make the passes that it decodes in;
+        under `sched.policy` `deadline` a generation that would miss a target is EAGAIN with `retry_after_ms`.
         """),
     _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG ENOMEM ENODEV EIO EHOSTDOWN", """
         The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  Beam search,

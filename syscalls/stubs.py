@@ -235,7 +235,9 @@ class SyncPlainCalls(ABC):
         whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named
         or detached context also `suspended`, when the system goes down: `reattach` goes on with it. Once the first
         token is out it never ends in an errno. A context that generates refuses other writers with EBUSY. Stop
-        strings need a tokenizer (ENOSYS without one).
+        strings need a tokenizer (ENOSYS without one). `tpot_ms` limits how long prompts may make the passes that it
+        decodes in; under `sched.policy` `deadline` a generation that would miss a target is EAGAIN with
+        `retry_after_ms`.
         """
         args = GenerateArgs(
             ctx,
@@ -608,7 +610,9 @@ class AsyncPlainCalls(ABC):
         whole again. Ends with a reason: `stop`, `length` (also at the window), `cancelled` or `killed`; on a named
         or detached context also `suspended`, when the system goes down: `reattach` goes on with it. Once the first
         token is out it never ends in an errno. A context that generates refuses other writers with EBUSY. Stop
-        strings need a tokenizer (ENOSYS without one).
+        strings need a tokenizer (ENOSYS without one). `tpot_ms` limits how long prompts may make the passes that it
+        decodes in; under `sched.policy` `deadline` a generation that would miss a target is EAGAIN with
+        `retry_after_ms`.
         """
         args = GenerateArgs(
             ctx,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from attnix.kernel.errors import Detail, E
-from attnix.kernel.params import MAX_MESSAGE_BYTES, MAX_REQUESTS
+from attnix.kernel.params import MAX_MESSAGE_BYTES, MAX_REQUESTS, RETRY_MS
 from attnix.kernel.trap_table import TRAPS
 
 from .abi import BY_NUMBER, CALLS, RESERVED, Call, Record
@@ -115,7 +115,7 @@ def refuse_truncated(have_bytes: int, missing_bytes: int) -> Refusal:
 def refuse_crowd() -> tuple[E, Detail]:
     """The answer to a request too many."""
     text = f"{MAX_REQUESTS} requests are outstanding on this connection; read answers first"
-    return E.EAGAIN, {"message": text, "outstanding": MAX_REQUESTS, "limit": MAX_REQUESTS}
+    return E.EAGAIN, {"message": text, "outstanding": MAX_REQUESTS, "limit": MAX_REQUESTS, "retry_after_ms": RETRY_MS}
 
 
 def explain(body: bytes, is_outstanding: Callable[[int], bool]) -> Refusal:

@@ -408,5 +408,6 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "restore": calls.RestoreArgs,
     "wait_tool": calls.WaitToolArgs,
     "resume": calls.ResumeArgs,
+    "pressure": calls.PressureArgs,
     "inject": calls.InjectArgs,
 }

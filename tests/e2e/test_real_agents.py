@@ -63,9 +63,7 @@ class Fleet:
         await context.append(tokens=drawn(f"task {number}", TASK_TOKENS))
         for call in range(CALLS + 1):
             before = self._turns
-            result = await context.generate(
-                SAID_TOKENS, ignore_eos=True, stream=False, temperature=float(number % 2), seed=7
-            )
+            result = await context.generate(SAID_TOKENS, ignore_eos=True, temperature=float(number % 2), seed=7)
             overtaken.append(self._turns - before)
             self._turns += 1
             said.append(result.tokens)

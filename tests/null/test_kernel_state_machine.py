@@ -21,6 +21,7 @@ from attnix.drivers.sim_model import SamplingChoice, reference_distribution, ref
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import Exec, ExecDone, Pause, Resume, StopAt, Transfer, TransferDone
+from attnix.kernel.order import registry as orders
 from attnix.kernel.tag import GATE_FAILED, gate_value
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -100,6 +101,8 @@ class KernelMachine(RuleBasedStateMachine):
             hash_bits=self.hash_bits, max_contexts=10, sysctl={"sched.step_tokens": 9, "sched.max_running": 4},
             **self.tiers,
         )  # fmt: skip
+        for device in self.system.devices[: self.devices]:  # so that costs are learnt, and passes are limited
+            device.ns_per_pass, device.ns_per_token = 400_000, 100_000
         self.clients: list[SimulatedClient] = []
         self.contexts: list[Mirror] = []
         self.scores: list[tuple[SimulatedClient, int, list[float]]] = []
@@ -170,9 +173,15 @@ class KernelMachine(RuleBasedStateMachine):
 
     # -- rules ------------------------------------------------------------------------------------------------
 
-    @initialize(prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=20), min_size=1, max_size=4))
-    def begin(self, prompts: list[list[int]]) -> None:
+    @initialize(
+        prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=20), min_size=1, max_size=4),
+        policy=st.sampled_from(orders.names()),
+        tpot_ms=st.sampled_from([0, 1]),
+    )
+    def begin(self, prompts: list[list[int]], policy: str, tpot_ms: int) -> None:
         self.connect(1000)
+        self.clients[0].call("sysctl", "sched.policy", policy)
+        self.clients[0].call("sysctl", "sched.tpot_ms", tpot_ms)
         for prompt in prompts:
             self.alloc(0, prompt, 0)
 
@@ -460,6 +469,13 @@ class KernelMachine(RuleBasedStateMachine):
         mirror = self.pick(which)
         if mirror is not None:
             mirror.client.result(mirror.client.post("setpriority", mirror.pid, nice))
+
+    @rule(which=st.integers(0, 9), policy=st.sampled_from(orders.names()))
+    @precondition(lambda self: any(client.uid == 1000 for client in self.clients))
+    def change_policy(self, which: int, policy: str) -> None:
+        owners = [client for client in self.clients if client.uid == 1000]
+        client = owners[which % len(owners)]
+        client.result(client.post("sysctl", "sched.policy", policy))
 
     @rule(which=st.integers(0, 9))
     @precondition(lambda self: len(self.clients) > 1)

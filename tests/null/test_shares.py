@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import mean
 
 import pytest
@@ -38,7 +39,7 @@ def stream_beside_prompts(system: TimedSystem, **targets: int) -> tuple[list[flo
     _, stream = system.ask(client, fresh(1, 20), 300, **targets)
     asked: list[int] = []
     for i in range(4):
-        system.at((200 + 400 * i) * MS, lambda i=i: asked.append(system.ask(client, fresh(10 + i, 700), 2)[1]))
+        system.ask_at((200 + 400 * i) * MS, asked, client, fresh(10 + i, 700), 2)
     system.run()
     return system.gaps_ms(client, stream), client, asked
 
@@ -82,12 +83,12 @@ def test_without_a_decode_chunks_are_whole() -> None:
 def test_prompts_progress_under_a_target_that_cannot_be_met() -> None:
     """Decoding alone takes 10.5 ms.  The floor is 512 / 32 = 16 tokens in every eighth pass."""
     system = build(**{"sched.tpot_ms": 5})
-    gaps, client, asked = stream_beside_prompts(system)
+    _, client, asked = stream_beside_prompts(system)
     assert all(len(client.streamed[request]) == 2 for request in asked)
     beside = [max(n for _, n in seqs) for when, seqs in system.passes if 250 * MS < when < 2_000 * MS]
     at = [i for i, n in enumerate(beside) if n > 1]
     assert {beside[i] for i in at} == {16}
-    assert {b - a for a, b in zip(at, at[1:], strict=False)} == {PATIENCE}
+    assert {b - a for a, b in pairwise(at)} == {PATIENCE}
 
 
 def test_what_is_too_little_for_a_chunk_is_saved() -> None:
@@ -138,7 +139,7 @@ def chat_beside_greedy(greedy: int, prompts: bool) -> tuple[TimedSystem, list[fl
         system.ask(other, fresh(100 + i, 12), 400)
     if prompts:
         for i in range(40):
-            system.at((300 + 60 * i) * MS, lambda i=i: system.ask(other, fresh(200 + i, 300), 3))
+            system.ask_at((300 + 60 * i) * MS, [], other, fresh(200 + i, 300), 3)
     if greedy:
         system.run(until=lambda: system.now_ns > 250 * MS)
     chat = system.user(1000)
@@ -162,7 +163,7 @@ def test_a_chat_beside_50_greedy_contexts_is_at_most_half_slower_than_alone(prom
 
 
 def test_every_greedy_context_has_its_turn() -> None:
-    system, _, other = chat_beside_greedy(50, False)
+    _, _, other = chat_beside_greedy(50, False)
     counts = [len(tokens) for tokens in other.streamed.values()]
     assert len(counts) == 50 and max(counts) - min(counts) <= 2
 

@@ -6,6 +6,7 @@ A pass costs PASS_NS, each token of a prompt in it PROMPT_NS, each context that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final
 
 from attnix.drivers.sim_device import SimDevice
@@ -22,11 +23,15 @@ PASS_NS, PROMPT_NS, DECODE_NS = 10 * MS, MS // 4, MS // 2
 class TimedSystem(SimulatedSystem):
     """`run` completes a pass when the clock has reached its end; what `at` was told happens on the way."""
 
-    def __init__(self, *, window_tokens: int = 1024, vocab_tokens: int = 4096, frames: int = 400, **options: Any) -> None:
+    def __init__(
+        self, *, window_tokens: int = 1024, vocab_tokens: int = 4096, frames: int = 400, **options: Any
+    ) -> None:
         def make(count: int, layout: RowLayout, rows: memoryview) -> Any:
-            return SimDevice(count, layout, rows, options.get("block_tokens", 4), vocab_tokens, gates=bytearray(8 << 10))
+            return SimDevice(
+                count, layout, rows, options.get("block_tokens", 4), vocab_tokens, gates=bytearray(8 << 10)
+            )
 
-        self.arrivals: list[tuple[int, Callable[[], None]]] = []
+        self.arrivals: list[tuple[int, Callable[[], object]]] = []
         self.token_ns: dict[tuple[int, int], list[int]] = {}  # by (conn, request): when each token came
         self.passes: list[tuple[int, list[tuple[int, int]]]] = []  # when it ended, [(context, tokens)]
         super().__init__(
@@ -34,7 +39,7 @@ class TimedSystem(SimulatedSystem):
             check=False, **options,
         )  # fmt: skip
 
-    def at(self, ns: int, what: Callable[[], None]) -> None:
+    def at(self, ns: int, what: Callable[[], object]) -> None:
         self.arrivals.append((ns, what))
         self.arrivals.sort(key=lambda pair: pair[0])
 
@@ -73,7 +78,7 @@ class TimedSystem(SimulatedSystem):
     def gaps_ms(self, client: SimulatedClient, request: int) -> list[float]:
         """Between the tokens of a stream."""
         times = self.token_ns[client.conn, request]
-        return [(b - a) / MS for a, b in zip(times, times[1:], strict=False)]
+        return [(b - a) / MS for a, b in pairwise(times)]
 
     def user(self, uid: int = 1000) -> SimulatedClient:
         """A client whose hello runs no device."""
@@ -84,12 +89,36 @@ class TimedSystem(SimulatedSystem):
         client.result(client.post("hello", "test", 1))
         return client
 
-    def ask(self, client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0, **targets: int) -> tuple[int, int]:
+    def ask(
+        self, client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0, **targets: int
+    ) -> tuple[int, int]:
         """A context with that prompt and a generation on it: (handle, request)."""
         ctx = client.result(client.post("alloc_context", pid)).ctx
         client.post("append", ctx, ints(prompt))
-        rest = (0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, (), b"", True, True, targets.get("ttft_ms", 0), targets.get("tpot_ms", 0))
+        rest = (
+            0.0,
+            0,
+            1.0,
+            0.0,
+            0,
+            1.0,
+            0.0,
+            0.0,
+            0,
+            (),
+            b"",
+            True,
+            True,
+            targets.get("ttft_ms", 0),
+            targets.get("tpot_ms", 0),
+        )
         return ctx, client.post("generate", ctx, answer, *rest)
+
+    def ask_at(
+        self, ns: int, into: list[int], client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0
+    ) -> None:
+        """The same, later; the request goes into the list."""
+        self.at(ns, lambda: into.append(self.ask(client, prompt, answer, pid)[1]))
 
 
 def fresh(number: int, length: int) -> list[int]:

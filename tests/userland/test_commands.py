@@ -25,10 +25,12 @@ USAGE = dict.fromkeys(
 CONTEXT = {
     "cid": int, "pid": int, "state": str, "device": str, "tokens": int, "cached_tokens": int, "blocks": int,
     "shared_blocks": int, "kv_bytes": int, "proportional_bytes": int, "usage": USAGE, "parent": int,
+    "tool": str, "wait": int, "due_ms": int, "deadline_ms": int,
 }  # fmt: skip
 PROCESS = {
     "pid": int, "parent": int, "uid": int, "name": str, "state": str, "nice": int, "contexts": [CONTEXT],
     "kv_bytes": int, "proportional_bytes": int, "tokens": int, "age_ns": int, "usage": USAGE,
+    "group": str, "oom_score": int, "oom_score_adj": int,
 }  # fmt: skip
 TIER = {
     "device": str, "tier": str, "state": str, "epoch": int, "capacity_frames": int, "free_frames": int,
@@ -46,7 +48,7 @@ UNAME = {
     **dict.fromkeys(("abi_version", "vocab_tokens", "window_tokens", "block_tokens", "frame_bytes", "token_bytes", "pid"), int),
     "stop_tokens": [int], "devices": [str],
 }  # fmt: skip
-ANSWER = {"reason": str, "tokens": [int], "text": str, "usage": USAGE, "tokens_total": int}
+ANSWER = {"reason": str, "tokens": [int], "text": str, "usage": USAGE, "tokens_total": int, "injected": [[int]]}
 SHAPES: dict[str, Any] = {
     "ps": {"processes": [PROCESS]},
     "pmap": {"tiers": [TIER], "contexts": [{"name": str, "pagemap": PAGEMAP}]},

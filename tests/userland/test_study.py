@@ -110,3 +110,27 @@ def test_the_command_prints_the_table_and_the_document(attnix: Attnix) -> None:
     lines = [line.split() for line in said.out.splitlines()]
     assert ["max-length", "8"] in [words[:2] for words in lines]
     assert max(map(len, said.out.splitlines())) <= 125
+
+
+def test_overload_prints_a_row_per_load_and_how_much_is_left_at_the_last(attnix: Attnix) -> None:
+    flags = [
+        "--profile",
+        "laptop",
+        "--seconds",
+        "5",
+        "--prompt-tokens",
+        "200",
+        "--output-tokens",
+        "10",
+        "--contexts",
+        "8",
+        "--step-tokens",
+        "256",
+    ]
+    said = attnix("study", "overload", *flags)
+    assert (said.err, said.status) == ("", 0)
+    lines = said.out.splitlines()
+    loads = [line.split()[0] for line in lines if line.split() and line.split()[0].endswith("x")]
+    assert loads == ["0.5x", "1x", "2x", "4x"] * 2
+    assert sum("of the best goodput" in line for line in lines) == 2
+    assert max(map(len, lines)) <= 125

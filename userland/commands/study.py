@@ -109,6 +109,59 @@ def loop(
     )
 
 
+@study.command("overload")
+def overload(
+    profile: Annotated[str, typer.Option(help="A machine of `attnix replay`.")] = "h100-8b",
+    seconds: Annotated[float, typer.Option(help="Simulated, per load.", min=1)] = 600.0,
+    prompt_tokens: Annotated[int, typer.Option(help="On average.", min=1)] = 1000,
+    output_tokens: Annotated[int, typer.Option(help="On average.", min=1)] = 200,
+    contexts: Annotated[int, typer.Option(help="Of average length that the frames hold.", min=1)] = 64,
+    step_tokens: Annotated[int, typer.Option(help="Token budget of a pass.", min=1)] = 1024,
+    ttft: Annotated[float, typer.Option(help="Target: seconds to the first token.", min=0)] = 10.0,
+    tpot: Annotated[float, typer.Option(help="Target: seconds per token after it.", min=0)] = 0.2,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
+    control: Annotated[bool, typer.Option(help="Run without load control, too.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """What is still done at up to four times a machine's capacity (simulated clock): good requests, refusals, preemptions."""
+    printed = measured(
+        "attnix.study_overload", "--profile", profile, "--seconds", str(seconds), "--prompt-tokens", str(prompt_tokens),
+        "--output-tokens", str(output_tokens), "--contexts", str(contexts), "--step-tokens", str(step_tokens),
+        "--ttft-s", str(ttft), "--tpot-s", str(tpot), "--seed", str(seed), *[] if control else ["--no-control"],
+    )  # fmt: skip
+    if as_json:
+        sys.stdout.write(printed)
+        return
+    found = json.loads(printed)
+    show(
+        f"{profile} with {count(found['frames'])} frames: capacity {found['capacity_s']:.2f} requests/s of {prompt_tokens} + "
+        f"{output_tokens} tokens; {seconds:.0f} s of each load\ngood: first token in {ttft:g} s, each later one in {tpot:g} s"
+    )
+    for controlled in sorted({row["controlled"] for row in found["rows"]}, reverse=True):
+        rows = [row for row in found["rows"] if row["controlled"] is controlled]
+        show("\nload control" if controlled else "\nwithout: nobody refused, no growth reserve, no thrash guard")
+        show(_overload(rows))
+        best = max(row["good_s"] for row in rows) or 1.0
+        show(f"at {rows[-1]['load']:g}x: {rows[-1]['good_s'] / best:.1%} of the best goodput")
+    show(
+        "TTFT, TPOT of what was served; TAKEN running contexts that lost their frames; RETRY median of what the refused were told"
+    )
+
+
+def _overload(rows: list[dict[str, Any]]) -> Table:
+    made = table(
+        ">LOAD", ">ASKED", ">REFUSED", ">GOOD", ">GOOD/s", ">TOK/s", ">TTFT50", ">TTFT99", ">TPOT99", ">TAKEN", ">RETRY"
+    )
+    for row in rows:
+        made.add_row(
+            f"{row['load']:g}x", *(count(row[name]) for name in ("offered", "refused", "good")), f"{row['good_s']:.2f}",
+            count(round(row["good_tokens_s"])), f"{row['ttft_p50_s']:.1f} s", f"{row['ttft_p99_s']:.1f} s",
+            f"{1e3 * row['tpot_p99_s']:.0f} ms", count(row["preemptions"]),
+            f"{row['retry_after_p50_s']:.2f} s" if row["refused"] else "-",
+        )  # fmt: skip
+    return made
+
+
 def _swap(rows: list[dict[str, Any]]) -> Table:
     made = table(
         ">TOKENS", ">BLOCKS", ">KV", ">DRAM", ">NVME", ">RECOMPUTE", ">MODEL", ">OFF", ">xDRAM", ">xNVME", "CHEAPEST"

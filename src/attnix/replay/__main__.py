@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from attnix.kernel.errors import Errno
 from attnix.kernel.tag import stored_bytes
 from attnix.plugins import register_policies
 from attnix.recording import BadRecording, is_recording
@@ -130,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
     parser.add_argument("--sessions", type=int, default=0, help="only the first so many sessions, whole; 0: all")
+    parser.add_argument(
+        "--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set at boot, such as sched.policy=deadline"
+    )
     parser.add_argument("--exact", action="store_true", help="decode one token per pass (slow): see docs/replay.md")
     parser.add_argument("--json", default="", metavar="FILE", help="write a document; -: to standard output, no table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hits and TTFT (needs attnix[plot])")
@@ -149,9 +153,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_recording(args.trace):
             return _again(args)
         return _waits(args, policies[0]) if args.waits else _run(args, policies)
-    except (BadRecording, ImportError, OSError, ValueError, RuntimeError) as error:
+    except (BadRecording, Errno, ImportError, OSError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
+
+
+def _setting(text: str) -> tuple[str, int | str]:
+    """`sched.step_tokens=2048`.  ValueError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--sysctl {text!r} is not NAME=VALUE")
+    return name, int(value) if value.isdecimal() else value
 
 
 def _again(args: argparse.Namespace) -> int:
@@ -178,12 +190,13 @@ def _waits(args: argparse.Namespace, policy: str) -> int:
     trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
     workload = from_trace(trace, rate=args.rate, limit=args.requests, limit_sessions=args.sessions)
     sizes = [(capacity, share_of(workload, capacity)) for capacity in args.capacity.split(",")]
-    rows = waits.compare(workload, profile, sizes, args.waits.split(","), policy)
+    sysctl = dict(map(_setting, args.sysctl))
+    rows = waits.compare(workload, profile, sizes, args.waits.split(","), policy, sysctl)
     settings: dict[str, Any] = {
         "trace": workload.name, "profile": profile.name, "frames": {c: f.by_tier() for c, f in sizes},
         "block_tokens": workload.block_tokens, "distinct_blocks": workload.distinct_blocks,
         "sessions": len(workload.sessions), "turns": workload.turns, "policy": policy, "rate": args.rate,
-        "concurrency": args.concurrency, "seed": args.seed,
+        "concurrency": args.concurrency, "seed": args.seed, "sysctl": args.sysctl,
     }  # fmt: skip
     _write(args, waits.document(settings, rows), waits.table(settings, rows))
     return 0
@@ -200,12 +213,15 @@ def _run(args: argparse.Namespace, policies: list[str]) -> int:
     results: list[Result] = []
     for policy in policies:
         began = perf_counter()
-        results.append(Replay(workload, profile, frames, policy, hints=args.hints, exact=args.exact).run())
+        sysctl = dict(_setting(text) for text in args.sysctl)
+        replay = Replay(workload, profile, frames, policy, hints=args.hints, exact=args.exact, sysctl=sysctl)
+        results.append(replay.run())
         print(f"{policy}: {perf_counter() - began:.1f} s", file=sys.stderr)
     settings: dict[str, Any] = {
         "trace": workload.name, "profile": profile.name, "frames": frames.by_tier(), "block_tokens": workload.block_tokens,
         "distinct_blocks": workload.distinct_blocks, "has_sessions": workload.has_sessions, "hints": args.hints,
         "rate": args.rate, "concurrency": args.concurrency, "seed": args.seed, "exact": args.exact,
+        "sysctl": args.sysctl,
     }  # fmt: skip
     _write(args, document(settings, results), table(settings, results))
     if args.plot:

@@ -109,6 +109,7 @@ class Live:
     session: Session
     at: int = 0
     handle: int = 0  # of its context; 0: none yet
+    pid: int = 0  # of its process: a session is a program
     context: Context | None = None
     blocks: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # what its log begins with
     prompt_tokens: int = 0  # of this turn, from the start of the log on
@@ -360,8 +361,10 @@ class Replay:
             held = core.read_log(live.context.slot, 0, length)
             self._release(live)
         if live.context is None:
+            if not live.pid:
+                live.pid = self._call("spawn", calls.SpawnArgs("session")).pid
             try:
-                made = self._call("alloc_context", calls.AllocContextArgs())
+                made = self._call("alloc_context", calls.AllocContextArgs(live.pid))
             except Refused as refused:
                 if refused.code != E.ENOMEM:
                     raise
@@ -459,6 +462,9 @@ class Replay:
         for live in ended:
             if live.context is not None:
                 self._release(live)
+            if live.pid:
+                self._call("exit", calls.ExitArgs(live.pid))
+                self._call("wait", calls.WaitArgs(live.pid))
         while self._waiting and self._begin(self._waiting[0]):
             self._waiting.popleft()
 

@@ -6,7 +6,7 @@ will take.  Between `lru` and `oracle` is what knowing the future is worth; `clo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from .engine import Frames, Replay, Waits
@@ -43,16 +43,16 @@ class Row(NamedTuple):
 
 
 def compare(
-    workload: Workload,
-    profile: Profile,
-    sizes: Sequence[tuple[str, Frames]],
-    variants: Sequence[str],
-    policy: str = "lru",
-) -> list[Row]:
+    workload: Workload, profile: Profile, sizes: Sequence[tuple[str, Frames]], variants: Sequence[str],
+    policy: str = "lru", sysctl: Mapping[str, int | str] | None = None,
+) -> list[Row]:  # fmt: skip
     """Each variant at each size.  KeyError: a variant that is not one."""
     rows: list[Row] = []
     for capacity, frames in sizes:
-        runs = {name: Replay(workload, profile, frames, policy, waits=VARIANTS[name]).run() for name in variants}
+        runs = {
+            name: Replay(workload, profile, frames, policy, waits=VARIANTS[name], sysctl=sysctl).run()
+            for name in variants
+        }
         lru = runs["lru"].job_s.mean if "lru" in runs else 0.0
         gap = lru - runs["oracle"].job_s.mean if lru and "oracle" in runs else 0.0
         for name, result in runs.items():

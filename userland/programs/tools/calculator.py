@@ -18,9 +18,9 @@ MAX_BITS: Final = 10_000  # of a whole number: whatever is asked takes microseco
 _MAX_ROUND: Final = 15
 
 
-def _round(value: Number, digits: int = 0) -> Number:
-    if abs(digits) > _MAX_ROUND:  # of a whole number, Python would make 10 ** -digits
-        raise ToolError(f"round gives at most {_MAX_ROUND} digits")
+def _round(value: Number, digits: Number = 0) -> Number:
+    if not isinstance(digits, int) or abs(digits) > _MAX_ROUND:  # of a whole number, Python would make 10 ** -digits
+        raise ToolError(f"round gives a whole number of digits, at most {_MAX_ROUND}")
     return round(value, digits) if digits else round(value)
 
 

@@ -1,0 +1,88 @@
+"""How long new work would wait before it begins, and the refusal of what would wait too long.
+
+A queue that only grows serves nobody: everybody in it is late when his turn comes.  What matters is the time in the queue,
+not its length (CoDel, Nichols & Jacobson, ACM Queue 2012).  By Little's law the newest of n that wait begins after n / r,
+where r is the rate at which prompts are finished while there is a queue; r is measured, with whatever limits it: compute,
+frames, limits of groups.  Work that would wait longer than the bound is refused at once, before anything is computed for it,
+and told when to come again.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import TYPE_CHECKING, Final
+
+from .errors import E, Errno
+from .params import RETRY_MS
+
+if TYPE_CHECKING:
+    from .context import Context
+    from .machine import Machine
+
+_MEMORY_NS: Final = 15e9  # a prompt finished this long ago counts 1/e of one finished now
+_ENOUGH: Final = 4.0  # prompts before the rate is believed
+
+
+class Backlog:
+    """Of one compute device."""
+
+    def __init__(self, machine: Machine, device: int) -> None:
+        self._m = machine
+        self._device = device
+        self._begun = 0.0  # prompts finished ...
+        self._busy_ns = 0.0  # ... in so much time during which somebody waited, both forgotten exponentially
+        self._since_ns = -1  # the queue has not been empty since then; -1: it is
+
+    def waiting(self) -> int:
+        """Jobs whose prompt is not computed yet."""
+        return sum(1 for c in self._m.schedulers[self._device].queue if c.job is not None and not c.job.begun)
+
+    def begun(self) -> None:
+        """A prompt is computed, and its context about to leave the queue."""
+        self._pass_time()
+        self._begun += 1
+
+    def look(self) -> None:
+        """The queue may have become empty, or not be any more."""
+        busy = bool(self._m.schedulers[self._device].queue)
+        if busy != (self._since_ns >= 0):
+            self._pass_time()
+            self._since_ns = self._m.now_ns if busy else -1
+
+    def _pass_time(self) -> None:
+        if self._since_ns >= 0:
+            over_ns = self._m.now_ns - self._since_ns
+            kept = exp(-over_ns / _MEMORY_NS)
+            self._begun *= kept
+            self._busy_ns = self._busy_ns * kept + _MEMORY_NS * (1 - kept)
+            self._since_ns = self._m.now_ns
+
+    def wait_ns(self, ahead: int) -> int:
+        """What whoever comes behind so many waits; -1: not known yet."""
+        if self._begun < _ENOUGH:
+            return 0 if ahead == 0 else -1
+        return round(ahead * self._busy_ns / self._begun)
+
+    def check(self, context: Context) -> None:
+        """EAGAIN when new work on this context would wait for longer than sysctl allows.  Work that has its place already
+        is never refused."""
+        longest, most = self._m.sysctl.max_wait_ms, self._m.sysctl.max_queue
+        if context.job is not None or not (longest or most):
+            return
+        ahead = self.waiting()
+        wait_ms = -(-self.wait_ns(ahead) // 1_000_000)
+        if most and ahead >= most:
+            share_ms = wait_ms * (ahead - most + 1) // ahead if wait_ms > 0 else RETRY_MS
+            text = f"{ahead} jobs wait for their turn and {most} may (sysctl sched.max_queue)"
+            self._refuse(text, share_ms, ahead, most, wait_ms)
+        if longest and wait_ms > longest:
+            text = f"it would wait {wait_ms} ms behind {ahead} others, and at most {longest} is allowed (sysctl sched.max_wait_ms)"
+            self._refuse(text, wait_ms - longest, ahead, longest, wait_ms)
+
+    def _refuse(self, text: str, retry_after_ms: int, queued: int, limit: int, wait_ms: int) -> None:
+        self._m.count("refused_overload")
+        retry_after_ms = max(1, retry_after_ms)
+        raise Errno(
+            E.EAGAIN, f"{text}: try again in {retry_after_ms} ms", retry_after_ms=retry_after_ms, queued=queued,
+            limit=limit, wait_ms=wait_ms,
+        )  # fmt: skip

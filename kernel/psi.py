@@ -1,0 +1,171 @@
+"""Pressure stall information: how much of the time programs lose because frames are short (Weiner, Linux 4.20, 2018).
+
+    some   at least one context with work waits for frames: to be admitted (again), for a load, or for one more to grow
+    full   that, and no compute device does anything
+
+Both are sums of time and averages over 10, 60 and 300 s.  The averages are exponential, in continuous time, so that they are
+exact whenever they are looked at and nothing has to run in between: over t at a constant state x, a := x + (a - x) e^(-t/T).
+
+A connection may ask to be told when `some` reaches a share of a window: once per crossing, and again only after it has
+been below.  A timer runs only while somebody stalls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import exp
+from typing import TYPE_CHECKING, Final
+
+from .calls import PressureNote
+from .events import Notify
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+PERIODS_NS: Final = (10_000_000_000, 60_000_000_000, 300_000_000_000)
+WINDOW_MS: Final = (100, 60_000)  # shortest and longest window of a subscription
+_PARTS: Final = 16  # of a window
+
+
+class Average:
+    """One of the two states, over time."""
+
+    def __init__(self) -> None:
+        self.total_ns = 0
+        self._shares = [0.0] * len(PERIODS_NS)
+
+    def add(self, over_ns: int, stalled: bool) -> None:
+        if stalled:
+            self.total_ns += over_ns
+        x = 1.0 if stalled else 0.0
+        self._shares = [x + (a - x) * exp(-over_ns / t) for a, t in zip(self._shares, PERIODS_NS, strict=True)]
+
+    def permille(self) -> tuple[int, int, int]:
+        ten, minute, five = (round(1000 * a) for a in self._shares)
+        return ten, minute, five
+
+
+class Window:
+    """How much of the last `window_ns` was stalled: exact at its ends, even within each of its 16 parts."""
+
+    def __init__(self, window_ns: int) -> None:
+        self.window_ns = window_ns
+        self.part_ns = window_ns // _PARTS
+        self._parts: deque[tuple[int, int]] = deque()  # (number since boot, ns stalled), those that are not 0
+
+    def add(self, start_ns: int, end_ns: int) -> None:
+        """A stall; they come in order and do not overlap."""
+        start_ns = max(start_ns, end_ns - self.window_ns - self.part_ns)
+        while start_ns < end_ns:
+            number = start_ns // self.part_ns
+            until_ns = min(end_ns, (number + 1) * self.part_ns)
+            stalled_ns = until_ns - start_ns
+            if self._parts and self._parts[-1][0] == number:
+                stalled_ns += self._parts.pop()[1]
+            self._parts.append((number, stalled_ns))
+            start_ns = until_ns
+
+    def stalled_ns(self, now_ns: int) -> int:
+        number, into_ns = divmod(now_ns, self.part_ns)
+        while self._parts and self._parts[0][0] < number - _PARTS:
+            self._parts.popleft()
+        total = sum(ns for _, ns in self._parts)
+        if self._parts and self._parts[0][0] == number - _PARTS:
+            total -= self._parts[0][1] * into_ns // self.part_ns
+        return total
+
+    def permille(self, now_ns: int) -> int:
+        return min(1000, 1000 * self.stalled_ns(now_ns) // (_PARTS * self.part_ns))
+
+
+class Subscription:
+    """Of one connection."""
+
+    def __init__(self, threshold_permille: int, window_ns: int) -> None:
+        self.threshold_permille = threshold_permille
+        self.some = Window(window_ns)
+        self.full = Window(window_ns)
+        self.told = False  # above, and said so
+
+    def left_ns(self, now_ns: int) -> int:
+        """How long a stall that goes on has to last at least until it reaches the threshold; 0: it has."""
+        wanted_ns = max(1, self.threshold_permille * self.some.part_ns * _PARTS // 1000)
+        return max(0, wanted_ns - self.some.stalled_ns(now_ns))
+
+
+class Psi:
+    """Of the whole machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._m = machine
+        self.some, self.full = Average(), Average()
+        self.stalled = (False, False)  # (some, full) since `_since_ns`
+        self.busy = False  # there was work at the end of the last step
+        self._since_ns = 0
+        self._subscriptions: dict[int, Subscription] = {}  # by connection
+        self._armed_ns = 0  # when the outstanding timer fires; 0: none
+
+    def subscribe(self, conn: int, threshold_permille: int, window_ms: int) -> None:
+        """In the place of what it had.  The window begins now, empty."""
+        self.settle()
+        self._subscriptions[conn] = Subscription(threshold_permille, window_ms * 1_000_000)
+        self._tell()
+
+    def unsubscribe(self, conn: int) -> None:
+        self._subscriptions.pop(conn, None)
+
+    def settle(self) -> None:
+        """Account for the time until now."""
+        now_ns = self._m.now_ns
+        over_ns = now_ns - self._since_ns
+        if over_ns <= 0:
+            return
+        some, full = self.stalled
+        self.some.add(over_ns, some)
+        self.full.add(over_ns, full)
+        if some:
+            for subscription in self._subscriptions.values():
+                subscription.some.add(self._since_ns, now_ns)
+                if full:
+                    subscription.full.add(self._since_ns, now_ns)
+        self._since_ns = now_ns
+
+    def look(self) -> None:
+        """Once per step, after all devices have been given what there is to do."""
+        m = self._m
+        some = any(s.stalled() for s in m.schedulers)
+        full = some and not any(d.flight is not None for d in m.devices[: m.tiers.computes])
+        if (some, full) != self.stalled:
+            self.settle()
+            self.stalled = (some, full)
+        if self._subscriptions and (some or self._armed_ns):
+            self.settle()
+            self._tell()
+
+    def _tell(self) -> None:
+        """Those for whom the threshold is reached now; and the timer for the next one."""
+        now_ns = self._m.now_ns
+        if self._armed_ns <= now_ns:
+            self._armed_ns = 0
+        next_ns = 0
+        for conn, subscription in self._subscriptions.items():
+            left_ns = subscription.left_ns(now_ns)
+            if left_ns:
+                subscription.told = False
+                at_ns = now_ns + max(left_ns, subscription.some.part_ns // 4)
+                next_ns = min(next_ns or at_ns, at_ns)
+            elif not subscription.told:
+                subscription.told = True
+                free, reclaimable = self.frames()
+                some, full = subscription.some.permille(now_ns), subscription.full.permille(now_ns)
+                self._m.emit(Notify(conn, "pressure", PressureNote(some, full, free, reclaimable)))
+                self._m.count("pressure_notes")
+        if self.stalled[0] and next_ns and (not self._armed_ns or next_ns < self._armed_ns):
+            self._armed_ns = next_ns
+            self._m.set_timer(next_ns)
+
+    def frames(self) -> tuple[int, int]:
+        """(free, reclaimable) over all compute devices."""
+        computes = range(self._m.tiers.computes)
+        core = self._m.core
+        return sum(core.free_frames(d) for d in computes), sum(core.reclaimable_frames(d) for d in computes)

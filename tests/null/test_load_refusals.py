@@ -1,0 +1,189 @@
+"""Every refusal says what would make it succeed; and new work that would wait too long is refused before it costs anything."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import attnix.kernel
+from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel.backlog import Backlog
+from attnix.kernel.core import Core
+from attnix.kernel.errors import E, Errno
+from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
+
+S, MS = 1_000_000_000, 1_000_000
+
+# Fields that a refusal has to carry: all of them, or, for EBUSY, one that says by whom the object is in use.
+NUMBERS = {
+    "ENOMEM": {"wanted", "free"},
+    "E2BIG": {"wanted", "limit"},
+    "EDQUOT": {"wanted", "limit"},
+    "EAGAIN": {"retry_after_ms"},
+}
+WHO = {"cid", "pid", "conn", "request", "device", "wait", "state", "group"}
+
+
+def refusals() -> list[tuple[str, str, set[str]]]:
+    """(where, errno, fields) of each that the kernel's source makes."""
+    found = []
+    for path in sorted(Path(attnix.kernel.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Errno"):
+                continue
+            code = node.args[0]
+            if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id == "E":
+                fields = {k.arg for k in node.keywords if k.arg is not None}
+                found.append((f"{path.name}:{node.lineno}", code.attr, fields))
+    return found
+
+
+def test_refusals_carry_numbers() -> None:
+    found = refusals()
+    assert {"ENOMEM", "E2BIG", "EDQUOT", "EAGAIN", "EBUSY"} <= {code for _, code, _ in found}
+    bare = [
+        f"{where}: {code} without {', '.join(sorted(NUMBERS[code] - fields))}"
+        for where, code, fields in found
+        if code in NUMBERS and not NUMBERS[code] <= fields
+    ]
+    bare += [
+        f"{where}: EBUSY does not say by whom" for where, code, fields in found if code == "EBUSY" and not fields & WHO
+    ]
+    assert not bare, "\n".join(bare)
+
+
+def refused(client: SimulatedClient, name: str, *args: object) -> Errno:
+    with pytest.raises(Errno) as error:
+        client.result(client.post(name, *args))
+    return error.value
+
+
+def test_slots_by_number() -> None:
+    system = SimulatedSystem(core=Core, max_contexts=3)
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints([1]))
+    said = refused(client, "fork", ctx, 3)
+    assert said.code is E.ENOMEM
+    assert {k: said.detail[k] for k in ("wanted", "free", "limit")} == {"wanted": 3, "free": 2, "limit": 3}
+    client.call("fork", ctx, 2)
+    system.run()
+    for call in (("alloc_context",), ("score", ctx, ints([1])), ("spawn", "x", 0, ctx)):
+        said = refused(client, *call)
+        assert (said.code, said.detail["wanted"], said.detail["free"]) == (E.ENOMEM, 1, 0)
+
+
+def test_who_is_in_the_way() -> None:
+    system = SimulatedSystem(core=Core)
+    client = system.connect()
+    made = client.call("alloc_context")
+    client.post("append", made.ctx, ints([1]))
+    request = client.post("generate", made.ctx, 9)
+    said = refused(client, "append", made.ctx, ints([1]))
+    assert said.code is E.EBUSY and (said.detail["cid"], said.detail["request"]) == (made.cid, request)
+    system.run()
+    client.call("pin", made.ctx, 5000)
+    system.advance(2 * S)
+    said = refused(client, "evict", made.ctx)
+    assert said.code is E.EBUSY and said.detail["left_ms"] == 3000
+    assert refused(client, "wait", 0, 0).code is E.ENOENT
+
+
+# -- the bound on waiting -------------------------------------------------------------------------------------------
+
+
+def crowd(client: SimulatedClient, n: int, tokens: int = 8) -> list[int]:
+    """So many contexts with a prompt each; all wait for the first pass."""
+    made = [client.call("alloc_context").ctx for _ in range(n)]
+    for k, ctx in enumerate(made):
+        client.result(client.post("append", ctx, ints([k] * tokens)))
+    return made
+
+
+def test_the_queue_has_a_length_if_it_is_given_one() -> None:
+    system = SimulatedSystem(core=Core, frames=64, sysctl={"sched.max_queue": 3})
+    client = system.connect()
+    contexts = crowd(client, 3)
+    late = client.call("alloc_context").ctx
+    said = refused(client, "append", late, ints([9] * 4))
+    assert said.code is E.EAGAIN
+    assert (said.detail["queued"], said.detail["limit"], said.detail["retry_after_ms"]) == (3, 3, 1000)
+    assert client.call("stat", late).tokens == 0, "an errno means that nothing was done"
+    requests = [client.post("generate", ctx, 2) for ctx in contexts]  # they have their place already
+    system.run()
+    for k, request in enumerate(requests):
+        assert tokens_of(client.result(request).tokens) == reference_tokens([k] * 8, 2)
+    assert client.call("append", late, ints([9] * 4)).tokens == 4
+    assert system.kernel.machine.counters["refused_overload"] == 1
+
+
+def test_the_wait_is_the_queue_over_the_rate() -> None:
+    """Eight prompts, one a second, while others wait: the ninth of nine waits nine seconds.  The forgetting (15 s) takes
+    the same from both sides, but for what happens at a point in time and what in between: 1 - e^-(1/15) of a second."""
+    system = SimulatedSystem(core=Core)
+    backlog = Backlog(system.kernel.machine, 0)
+    system.kernel.machine.schedulers[0].queue.append(None)  # type: ignore[arg-type]
+    system.kernel.machine.now_ns = 0
+    backlog.look()
+    for number in range(1, 9):
+        system.kernel.machine.now_ns += S
+        backlog.begun()
+        assert backlog.wait_ns(1) == -1 or number >= 4
+    assert backlog.wait_ns(9) / S == pytest.approx(9 * 15 * (1 - 2.718281828 ** (-1 / 15)), rel=1e-6)
+    system.kernel.machine.schedulers[0].queue.clear()
+    backlog.look()
+    before = backlog.wait_ns(9)
+    system.kernel.machine.now_ns += 1000 * S  # nobody waits: says nothing about the rate
+    backlog.look()
+    assert backlog.wait_ns(9) == before and backlog.wait_ns(0) == 0
+
+
+def paced(system: SimulatedSystem, passes: int) -> None:
+    """Each pass takes a second."""
+    for _ in range(passes):
+        system.now_ns += S
+        system.tick()
+
+
+def test_what_would_wait_too_long_is_refused_and_told_when_to_come_again() -> None:
+    """A pass computes one prompt and takes a second: after six, five of which were measured, a wait is a second a job."""
+    system = SimulatedSystem(
+        core=Core,
+        frames=64,
+        block_tokens=4,
+        max_contexts=64,
+        sysctl={"sched.step_tokens": 8, "sched.max_wait_ms": 9500},
+    )
+    client = system.connect()
+    crowd(client, 16)
+    paced(system, 6)
+    machine = system.kernel.machine
+    rest = machine.schedulers[0].backlog.waiting()
+    accepted = 0
+    while True:
+        ctx = client.call("alloc_context").ctx
+        request = client.post("append", ctx, ints([100 + accepted] * 8))
+        if client.replies[request].code:
+            break
+        accepted += 1
+    with pytest.raises(Errno) as error:
+        client.result(request)
+    said = error.value
+    assert said.code is E.EAGAIN
+    assert rest + accepted in (9, 10), "as many as are served in nine and a half seconds"
+    assert said.detail["queued"] == rest + accepted
+    assert 0 < int(said.detail["retry_after_ms"]) <= 1000
+    assert int(said.detail["wait_ms"]) == 9500 + int(said.detail["retry_after_ms"])
+    paced(system, 1)  # for as long as it was told
+    assert client.result(client.post("append", ctx, ints([99] * 8))).tokens == 8
+    system.run()
+
+
+def test_by_default_nobody_is_refused() -> None:
+    system = SimulatedSystem(core=Core, frames=64, max_contexts=64, sysctl={"sched.step_tokens": 8})
+    client = system.connect()
+    crowd(client, 50)
+    paced(system, 20)
+    assert "refused_overload" not in system.kernel.machine.counters
