@@ -140,9 +140,10 @@ def quiet(context: Context, what: str) -> None:
 
 
 def awake(context: Context, what: str) -> None:
-    """EBUSY: it waits for a tool."""
+    """EBUSY: it waits for a tool, and no answer has come that only waits for the pass in flight."""
     wait = context.wait
-    if wait is not None:
+    answered = not context.unparking and any(call.name == "resume" for call in context.parked)
+    if wait is not None and not answered:
         message = f"context {context.cid} waits for {wait.tool!r} (wait {wait.number}): resume it before you {what}"
         raise Errno(E.EBUSY, message, cid=context.cid, wait=wait.number, tool=wait.tool)
 

@@ -47,11 +47,13 @@ from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.core import Core
 from attnix.kernel.errors import Errno
 from attnix.kernel.events import Bug, Event
+from attnix.kernel.evict import registry
 from attnix.kernel.geometry import KvShape, RowLayout
 from attnix.kernel.params import BLOCK_TOKENS, MAX_CONTEXTS, MAX_DEVICES
 from attnix.kernel.step import Kernel
 from attnix.kernel.sysctl import Sysctl
 from attnix.plugins import register_policies
+from attnix.recording import Header, Recorder
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Listener
 from attnix.syscalls.paths import default_socket_path, home_dir
@@ -88,6 +90,7 @@ class Options(NamedTuple):
     dram_bytes: int = 0
     tiers: tuple[TierRequest, ...] = ()  # below dram
     tier_write: str = ""
+    record: str = ""  # file; "": none
 
 
 class Shape(NamedTuple):
@@ -311,6 +314,15 @@ class _Relay:
             feed(event)
 
 
+def record(kernel: Kernel, path: str, config: KernelConfig, secret: bytes) -> Recorder:
+    """Error: BootError."""
+    policies = tuple(name for name in registry.names() if name not in registry.BUILT_IN)
+    try:
+        return Recorder(kernel, Path(path), Header(config, secret, policies))
+    except OSError as error:
+        raise BootError(f"--record {path}: {error.strerror}") from error
+
+
 async def serve(options: Options, ready: Callable[[str], None]) -> int:
     """Boot and serve until shutdown.  Returns the exit status.
 
@@ -329,6 +341,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     text: TextService | None = None
     supervisor: Supervisor | None = None
     durable: Durable | None = None
+    recorder: Recorder | None = None
     try:
         for problem in register_policies():
             relay.log("warning", problem)
@@ -365,8 +378,12 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         config = kernel_config(options, settings, shape, devices, identity, probes[0].fingerprint, text)
         core = Core(secret, options.block_tokens, layout, [d.capacity_frames for d in devices], rows)
         kernel = Kernel(config, core)
+        if options.record:
+            recorder = record(kernel, options.record, config, secret)
         durable = open_durable(Path(options.state_dir), config, relay.log)
-        daemon = Daemon(kernel, listener, text, supervisor, journal=durable.journal, snapshots=durable.snapshots)
+        daemon = Daemon(
+            recorder or kernel, listener, text, supervisor, journal=durable.journal, snapshots=durable.snapshots
+        )
         durable.connect(daemon.feed)
         relay.connect(daemon.feed)
         if text is not None:
@@ -379,12 +396,18 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
             await supervisor.close()
         if durable is not None:
             durable.close()
+        if recorder is not None:
+            recorder.close()
         if isinstance(error, asyncio.CancelledError):
             raise BootError(f"stopped by {error}") from error
         if isinstance(error, (DriverStartError, TextUnavailable, BootError, ValueError, OSError, MemoryError)):
             raise BootError(str(error)) from error
         raise
-    return await daemon.run(lambda: ready(listener.path))
+    try:
+        return await daemon.run(lambda: ready(listener.path))
+    finally:
+        if recorder is not None:
+            recorder.close()
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -450,6 +473,12 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--sim", default="", help="settings of the simulated accel, as JSON (with --model sim)")
     parser.add_argument("--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set a tunable at boot")
+    parser.add_argument(
+        "--record",
+        default="",
+        metavar="FILE",
+        help="write every event down, for `attnix replay FILE`: holds all tokens and the secret",
+    )
     a = parser.parse_args(argv)
     for name, least in (("accels", 1), ("block_tokens", 1), ("window", 0), ("max_contexts", 1), ("threads", 0)):
         if getattr(a, name) < least:
@@ -463,6 +492,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     return Options(
         a.model, a.socket, a.hbm, a.accels, a.block_tokens, a.window, a.max_contexts, a.dtype, a.kv_dtype, a.numerics,
         a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl), dram, tiers, a.tier_write,
+        a.record,
     )  # fmt: skip
 
 

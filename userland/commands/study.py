@@ -76,6 +76,39 @@ def swap(
         show(line)
 
 
+@study.command("loop")
+def loop(
+    tokens: Annotated[int, typer.Option(help="Of the context before the first tool call.", min=1)] = 80_000,
+    tools: Annotated[int, typer.Option(help="Tool calls.", min=1)] = 10,
+    real: Annotated[
+        bool, typer.Option("--real", help="For real: a daemon over a tiny random model with a window that long.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """An agent that calls ten tools on a long context: tokens computed here, and by a server that keeps nothing."""
+    flags = ["--tokens", str(tokens), "--tools", str(tools), *(["--real"] if real else [])]
+    printed = measured("attnix.study_loop", *flags)
+    if as_json:
+        sys.stdout.write(printed)
+        return
+    found = json.loads(printed)
+    shape = found["loop"]
+    show(
+        f"{found['device']}: a context of {count(shape['tokens'])} tokens, {shape['tools']} tools that answer "
+        f"{shape['result_tokens']} tokens each ({count(found['new_tokens'])} new), {shape['answer_tokens']} said before each"
+    )
+    made = table("SERVER", ">REQUESTS", ">COMPUTED", ">AFTER TOOLS", ">GENERATED", ">SECONDS AFTER TOOLS")
+    for name, side in found["sides"].items():
+        cells = [count(side[field]) for field in ("requests", "computed_tokens", "after_tools", "generated_tokens")]
+        made.add_row(name, *cells, f"{side['seconds']:.2f}")
+    show(made)
+    ours, theirs = (found["sides"][name]["after_tools"] for name in ("attnix", "stateless"))
+    show(
+        f"after the tools attnix computes {count(ours)} tokens, the new and the said ones, and a stateless server "
+        f"{count(theirs)}: {ours / theirs:.2%} of it"
+    )
+
+
 @study.command("overload")
 def overload(
     profile: Annotated[str, typer.Option(help="A machine of `attnix replay`.")] = "h100-8b",

@@ -1,6 +1,8 @@
 """`attnix replay`: a recorded trace through the kernel under a simulated clock.
 
     attnix replay ../shared/traces/mooncake_conversation.jsonl.gz --capacity 5% --policy lru,learned --rate 0.3
+    attnix replay --record run.log --model sim      boots a daemon that writes its events down
+    attnix replay run.log                           decides them all again, and says where the first difference is
 
 What a profile's numbers come from: src/attnix/replay/profile.py; what is simulated how: docs/replay.md.
 """
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +21,10 @@ from typing import Any
 from attnix.kernel.errors import Errno
 from attnix.kernel.tag import stored_bytes
 from attnix.plugins import register_policies
+from attnix.recording import BadRecording, is_recording
 from attnix.traces import load
 
+from . import again, waits
 from .engine import Frames, Replay, policy_names
 from .metrics import Result
 from .profile import PROFILES, Profile
@@ -53,19 +58,26 @@ def size_bytes(text: str) -> int:
 
 
 def share_of(workload: Workload, capacity: str) -> Frames:
-    """hbm alone: `5%` of the distinct blocks, or a number of frames.  ValueError."""
-    share = capacity.removesuffix("%")
+    """`5%` of the distinct blocks, or a number of frames; `5%+20%`: hbm and dram.  ValueError."""
+    parts = [_share(workload, capacity, part) for part in capacity.split("+")]
+    if len(parts) > 2:
+        raise ValueError(f"--capacity {capacity} has more parts than hbm and dram")
+    return Frames(*parts)
+
+
+def _share(workload: Workload, capacity: str, part: str) -> int:
+    share = part.removesuffix("%")
     try:
         number = float(share)
     except ValueError:
         raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
-    if share != capacity:
+    if share != part:
         if not workload.distinct_blocks:
             raise ValueError("this trace has no blocks to take a share of: give --hbm")
         number = workload.distinct_blocks * number / 100
     if number < 1:
         raise ValueError(f"--capacity {capacity} is less than one frame")
-    return Frames(round(number))
+    return round(number)
 
 
 def frames_in(profile: Profile, block_tokens: int, hbm: str, dram: str, nvme: str) -> Frames:
@@ -86,25 +98,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 not possible, 2 wrong usage."""
     for complaint in register_policies():
         print(f"attnix replay: {complaint}", file=sys.stderr)
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if "--record" in argv:
+        os.execv(sys.executable, [sys.executable, "-m", "attnix.boot", *argv])
     parser = argparse.ArgumentParser(
-        prog="attnix replay", description="Replay a recorded trace through the kernel under a simulated clock."
+        prog="attnix replay",
+        description="Replay a recorded trace through the kernel under a simulated clock, or a recorded run as it was.",
+        epilog="attnix replay --record FILE [what boot takes]: a live run, written down.",
     )
-    parser.add_argument("trace", type=Path, help=".jsonl or .csv, .gz or not: see docs/replay.md")
+    parser.add_argument(
+        "trace", type=Path, help=".jsonl or .csv, .gz or not: see docs/replay.md; or what `attnix boot --record` wrote"
+    )
+    parser.add_argument("--check", action="store_true", help="of a recorded run: every invariant after every step")
     parser.add_argument("--policy", default="lru", help=f"eviction policies, a,b,...: {', '.join(policy_names())}")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES), help="machine and model")
     parser.add_argument(
-        "--capacity", default="", help="hbm alone, as a share of the distinct blocks (5%%) or in frames"
-    )
+        "--capacity", default="",
+        help="hbm as a share of the distinct blocks (5%%) or in frames; with dram: 5%%+20%%; with --waits several: 2%%,5%%",
+    )  # fmt: skip
     parser.add_argument("--hbm", default="", help="bytes of KV, such as 48GiB; then the other tiers are 0 unless given")
     parser.add_argument("--dram", default="", help="bytes; 0: none")
     parser.add_argument("--nvme", default="", help="bytes; 0: none")
     parser.add_argument("--hints", action="store_true", help="tell the kernel when a tool will answer")
+    parser.add_argument(
+        "--waits", nargs="?", const=",".join(waits.VARIANTS), default="", metavar="a,b",
+        help=f"sessions wait for their tools in the kernel; compare {', '.join(waits.VARIANTS)}",
+    )  # fmt: skip
     parser.add_argument("--rate", type=float, default=1.0, help="arrivals this many times as fast as recorded")
     parser.add_argument(
         "--concurrency", type=float, default=16.0, help="sessions at once, on average, in traces of sessions"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
+    parser.add_argument("--sessions", type=int, default=0, help="only the first so many sessions, whole; 0: all")
     parser.add_argument(
         "--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set at boot, such as sched.policy=deadline"
     )
@@ -115,14 +141,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rate <= 0 or args.concurrency <= 0 or args.requests < 0:
         parser.error("--rate and --concurrency are more than 0, --requests at least 0")
     if args.capacity and (args.hbm or args.dram or args.nvme):
-        parser.error("--capacity is hbm's alone, so it excludes --hbm, --dram and --nvme")
+        parser.error("--capacity says all sizes, so it excludes --hbm, --dram and --nvme")
     policies = args.policy.split(",")
     unknown = [name for name in policies if name not in policy_names()]
     if unknown:
         parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
+    unknown = [name for name in args.waits.split(",") if args.waits and name not in waits.VARIANTS]
+    if unknown or (args.waits and (not args.capacity or len(policies) != 1)):
+        parser.error(f"--waits takes {', '.join(waits.VARIANTS)}, a --capacity and one --policy")
     try:
-        return _run(args, policies)
-    except (Errno, ImportError, OSError, ValueError, RuntimeError) as error:
+        if is_recording(args.trace):
+            return _again(args)
+        return _waits(args, policies[0]) if args.waits else _run(args, policies)
+    except (BadRecording, Errno, ImportError, OSError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
 
@@ -135,10 +166,46 @@ def _setting(text: str) -> tuple[str, int | str]:
     return name, int(value) if value.isdecimal() else value
 
 
+def _again(args: argparse.Namespace) -> int:
+    """A recorded run."""
+    began = perf_counter()
+    outcome = again.replay(args.trace, check=args.check)
+    _write(args, outcome.as_json(), again.told(args.trace, outcome, perf_counter() - began))
+    return 0 if outcome.differs_at < 0 else 1
+
+
+def _write(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    """As --json asks: the document, the text or both."""
+    written = json.dumps(document, indent=2) + "\n"
+    if args.json == "-":
+        sys.stdout.write(written)
+        return
+    if args.json:
+        Path(args.json).write_text(written)
+    print(text)
+
+
+def _waits(args: argparse.Namespace, policy: str) -> int:
+    profile = PROFILES[args.profile]
+    trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
+    workload = from_trace(trace, rate=args.rate, limit=args.requests, limit_sessions=args.sessions)
+    sizes = [(capacity, share_of(workload, capacity)) for capacity in args.capacity.split(",")]
+    sysctl = dict(map(_setting, args.sysctl))
+    rows = waits.compare(workload, profile, sizes, args.waits.split(","), policy, sysctl)
+    settings: dict[str, Any] = {
+        "trace": workload.name, "profile": profile.name, "frames": {c: f.by_tier() for c, f in sizes},
+        "block_tokens": workload.block_tokens, "distinct_blocks": workload.distinct_blocks,
+        "sessions": len(workload.sessions), "turns": workload.turns, "policy": policy, "rate": args.rate,
+        "concurrency": args.concurrency, "seed": args.seed, "sysctl": args.sysctl,
+    }  # fmt: skip
+    _write(args, waits.document(settings, rows), waits.table(settings, rows))
+    return 0
+
+
 def _run(args: argparse.Namespace, policies: list[str]) -> int:
     profile = PROFILES[args.profile]
     trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
-    workload = from_trace(trace, rate=args.rate, limit=args.requests)
+    workload = from_trace(trace, rate=args.rate, limit=args.requests, limit_sessions=args.sessions)
     if args.capacity:
         frames = share_of(workload, args.capacity)
     else:
@@ -156,14 +223,7 @@ def _run(args: argparse.Namespace, policies: list[str]) -> int:
         "rate": args.rate, "concurrency": args.concurrency, "seed": args.seed, "exact": args.exact,
         "sysctl": args.sysctl,
     }  # fmt: skip
-    if args.json:
-        text = json.dumps(document(settings, results), indent=2) + "\n"
-        if args.json == "-":
-            sys.stdout.write(text)
-        else:
-            Path(args.json).write_text(text)
-    if args.json != "-":
-        print(table(settings, results))
+    _write(args, document(settings, results), table(settings, results))
     if args.plot:
         plot(args.plot, settings, results)
     return 0

@@ -64,6 +64,7 @@ class TimedAccel:
         self._unlogged = np.zeros(slots, np.int64)  # tokens of the answer that strides left out of the log
         self._emits = np.zeros(slots, np.int32)
         self.computed: Int64s = np.zeros(slots, np.int64)
+        self.prefill_tokens = 0  # of prompts, and of what was lost
         self.busy_ns = 0
         self.waited_ns = 0
         self.passes = 0
@@ -89,15 +90,18 @@ class TimedAccel:
         prompt = self._prompt[slots]
         steps = 1
         firsts: tuple[int, ...] = ()
-        if total == len(seqs) and (end > prompt).all():
+        samples = seqs[:, _FLAGS] & _SAMPLE  # a context that is brought back may compute one token and sample none
+        if total == len(seqs) and samples.all() and (end > prompt).all():
             steps, spent = self._stride(slots, end, next_ns - now_ns)
             self.computed[slots] += steps
             self._unlogged[slots] += steps - 1
             sampling = slots
         else:
             spent = self._k + self._mixed_ns(slots, start, count)
-            self.computed[slots] += end - np.maximum(start, seqs[:, _WRITE_FROM])
-            at = np.flatnonzero(seqs[:, _FLAGS] & _SAMPLE)
+            computed = end - np.maximum(start, seqs[:, _WRITE_FROM])
+            self.computed[slots] += computed
+            self.prefill_tokens += int(computed[(count > 1) | (samples == 0) | (end <= prompt)].sum())
+            at = np.flatnonzero(samples)
             sampling = slots[at]
             firsts = tuple(sampling[end[at] == prompt[at]].tolist())
         left = self._left[sampling] - steps

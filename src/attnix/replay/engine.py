@@ -2,12 +2,13 @@
 
 It is the daemon's kernel with the core in C; only devices and clients are simulated.  One client plays all sessions.  A
 session keeps one context over its turns: it cuts the log back to what the next prompt has in common with it, appends the
-rest and generates.  A request without a session gets a context, which it releases at its end.  Nothing is drawn at
-random, so the same workload and settings give the same events at the same times.
+rest and generates.  A request without a session gets a context, which it releases at its end.  What is drawn at random
+(how wrong a noisy eta is) is drawn from the number of its turn, so the same workload and settings give the same events at the same times.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ from .profile import Profile
 from .workload import ANSWER_TOKENS, STOP_TOKEN, VOCAB_TOKENS, Int64s, Session, Turn, Workload, common_blocks
 
 _STEP_TOKENS: Final = 8192  # token budget of a pass, as engines on such machines have it
-_SLOTS: Final = 4096  # contexts at once; who comes later waits for one
+SLOTS: Final = 4096  # contexts at once; who comes later waits for one
 _CONN: Final = 1
 _HBM: Final = 0
 _S: Final = 1e-9
@@ -76,6 +77,25 @@ class _Arrival(NamedTuple):
     session: Live
 
 
+class _ToolCall(NamedTuple):
+    """A session's tool begins, and takes so long."""
+
+    session: Live
+    pause_ns: int
+
+
+class Waits(NamedTuple):
+    """How sessions tell the kernel that they wait for a tool: by `wait_tool`, and `resume` with what follows.
+
+    policy  sysctl wait.policy; "": the kernel's own choice
+    eta     "": none is given; "exact": the time the tool will take, as only an oracle knows it; "noisy": off by up to half
+            of it, either way
+    """
+
+    policy: str
+    eta: str = ""
+
+
 class _Finish(NamedTuple):
     """A pass is over."""
 
@@ -92,9 +112,12 @@ class Live:
     pid: int = 0  # of its process: a session is a program
     context: Context | None = None
     blocks: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # what its log begins with
+    prompt_tokens: int = 0  # of this turn, from the start of the log on
     arrived_ns: int = 0
     first_ns: int = 0
     pauses_ns: int = 0
+    waits: bool = False  # its context is in a wait for a tool
+    after_tool: bool = False  # this turn begins with a tool's answer
 
     @property
     def turn(self) -> Turn:
@@ -123,7 +146,11 @@ class Replay:
     """One workload through one kernel.
 
     policy  of every tier
-    hints   the kernel is told when a session that waits for a tool will go on
+    hints   the eviction policies are told when a session that waits for a tool will go on
+    waits   sessions wait for their tools in the kernel; None: they are idle meanwhile
+    stateless  every request has a context of its own, gets the whole log and shares nothing: what a server does that keeps
+            nothing between requests
+    slots   contexts at once
     exact   see device.py
     check   fsck after every step, any problem is an AssertionError
     sysctl  set at boot, besides
@@ -131,9 +158,12 @@ class Replay:
 
     def __init__(
         self, workload: Workload, profile: Profile, frames: Frames, policy: str, *, hints: bool = False, exact: bool = False,
-        check: bool = False, sysctl: Mapping[str, int | str] | None = None,
+        check: bool = False, sysctl: Mapping[str, int | str] | None = None, waits: Waits | None = None,
+        stateless: bool = False, slots: int = SLOTS,
     ) -> None:  # fmt: skip
         self._workload = workload
+        self._waits = None if stateless else waits
+        self._stateless = stateless
         self._hints = hints
         self._check = check
         self.frames = frames
@@ -142,14 +172,16 @@ class Replay:
         self._count = 0
         self._request = 0
         self._answering: dict[int, Live] = {}
+        self._posted: set[int] = set()
         self._by_slot: dict[int, Live] = {}
         self._waiting: deque[Live] = deque()  # arrived, and no context slot is free
         self._ended: list[Live] = []  # their last turn is over, their context is still there
         self._order: list[Int64s] = []
         self._seen = np.zeros(workload.block_numbers, np.bool_)
         self._ttft_s: list[float] = []
+        self._tool_ttft_s: list[float] = []
         self._answer_s: list[float] = []
-        self._job_s: list[float] = []
+        self.jobs_s: list[float] = []
         self._first_arrival_ns = -1
         self._found_tokens = 0
         tiers = frames.by_tier()
@@ -157,13 +189,15 @@ class Replay:
         self._loaded = dict.fromkeys(tiers, 0)  # tokens, by the tier that they came from
         self.result = Result(policy, hit_tokens=dict.fromkeys(tiers, 0))
         size = workload.block_tokens
-        slots = min(_SLOTS, len(workload.sessions) + 1)
+        slots = min(slots, len(workload.sessions) + 1)
+        settings: dict[str, int | str] = {"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy}
+        if waits is not None and waits.policy:
+            settings["wait.policy"] = waits.policy
         config = KernelConfig(
             devices=tuple(DeviceConfig(f"{tier}0", tier, n) for tier, n in tiers.items()), kv=profile.kv,
             window_tokens=-(-(workload.longest_tokens + 1) // size) * size, vocab_tokens=VOCAB_TOKENS,
             identity=(("replay", profile.name),), block_tokens=size, max_contexts=slots, stop_tokens=(STOP_TOKEN,),
-            kv_dtype="bfloat16",
-            sysctl={"sched.step_tokens": _STEP_TOKENS, "evict.policy": policy, **(sysctl or {})},
+            kv_dtype="bfloat16", sharing="none" if stateless else "uid", sysctl=settings | dict(sysctl or {}),
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
         core = Core(bytes(range(16)), size, config.layout, list(tiers.values()), rows)
@@ -213,6 +247,8 @@ class Replay:
                 self._finish(what.work)
             elif type(what) is _Arrival:
                 self._arrive(what.session)
+            elif type(what) is _ToolCall:
+                self._wait(what.session, what.pause_ns)
             else:
                 self._step(what)
             if self._ended or self._waiting:
@@ -231,6 +267,9 @@ class Replay:
                 live = self._answering.pop(effect.request, None)
                 if live is not None:
                     self._answered(live, effect)
+                elif effect.code and effect.request in self._posted:
+                    raise Refused(effect.code, effect.result)
+                self._posted.discard(effect.request)
             elif type(effect) is Transfer:
                 self._transfer(effect)
             elif type(effect) is SetTimer:
@@ -253,6 +292,12 @@ class Replay:
                     raise Refused(effect.code, effect.result)
                 return effect.result
         raise RuntimeError(f"{name} was not answered at once")
+
+    def _post(self, name: str, args: tuple[object, ...]) -> None:
+        """A system call that may have to wait for a pass on its context; those after it wait behind it.  Refused."""
+        self._request += 1
+        self._posted.add(self._request)
+        self._step(Syscall(_CONN, self._request, name, args))
 
     # -- devices --------------------------------------------------------------------------------------------------
 
@@ -301,10 +346,20 @@ class Replay:
         """Append the prompt and generate.  False: there is no context slot for it now."""
         turn = live.turn
         size = self._workload.block_tokens
-        if turn.prompt_tokens + turn.output_tokens + 1 > self.frames.hbm * size:
+        follows = self._workload.follows
+        core = self.kernel.machine.core
+        length = core.slot_row(live.context.slot).tokens if follows and live.context is not None else 0
+        live.prompt_tokens = length + turn.prompt_tokens
+        if live.prompt_tokens + turn.output_tokens + 1 > self.frames.hbm * size:
             self.result.refused += 1
+            if live.waits:
+                self._resume(live, b"")
             self._next(live)
             return True
+        held = b""
+        if self._stateless and live.context is not None:
+            held = core.read_log(live.context.slot, 0, length)
+            self._release(live)
         if live.context is None:
             if not live.pid:
                 live.pid = self._call("spawn", calls.SpawnArgs("session")).pid
@@ -316,18 +371,25 @@ class Replay:
                 return False
             live.handle = made.ctx
             live.context = self.kernel.machine.contexts[made.cid]
+            live.blocks = turn.blocks[:0]
             self._by_slot[live.context.slot] = live
-        keep = common_blocks(live.blocks, turn.blocks) * size
-        if len(live.blocks):
-            self._call("truncate", calls.TruncateArgs(live.handle, keep))
-        live.blocks = turn.blocks
-        self.accel.begin(live.context.slot, turn.prompt_tokens, turn.output_tokens, ANSWER_TOKENS + turn.number)
+        keep = 0
+        if not follows:
+            keep = common_blocks(live.blocks, turn.blocks) * size
+            if len(live.blocks):
+                self._post("truncate", calls.TruncateArgs(live.handle, keep))
+            live.blocks = turn.blocks
+        self.accel.begin(live.context.slot, live.prompt_tokens, turn.output_tokens, ANSWER_TOKENS + turn.number)
         self._order.append(turn.blocks)
-        self.result.prompt_tokens += turn.prompt_tokens
+        self.result.prompt_tokens += live.prompt_tokens
         fresh = int(np.count_nonzero(~self._seen[turn.blocks])) * size
         self._seen[turn.blocks] = True
         self.result.first_tokens += fresh + turn.prompt_tokens - len(turn.blocks) * size
-        self._call("append", calls.AppendArgs(live.handle, self._workload.prompt(turn, keep).tobytes()))
+        tokens = held + self._workload.prompt(turn, keep).tobytes()
+        if live.waits:
+            self._resume(live, tokens)
+        else:
+            self._post("append", calls.AppendArgs(live.handle, tokens))
         self._request += 1
         self._answering[self._request] = live
         # The device ends the answer; each pass may stand for many tokens of it.
@@ -338,9 +400,26 @@ class Replay:
         )
         return True
 
+    def _wait(self, live: Live, pause_ns: int) -> None:
+        """Its tool has been called."""
+        if live.context is None or self._waits is None:
+            return
+        eta_ns = -1.0
+        if self._waits.eta == "exact":
+            eta_ns = float(pause_ns)
+        elif self._waits.eta == "noisy":
+            eta_ns = pause_ns * (0.5 + random.Random(live.turn.number).random())
+        tool = live.session.turns[live.at - 1].tool or "tool"
+        self._call("wait_tool", calls.WaitToolArgs(live.handle, tool, round(eta_ns / 1e6) if eta_ns >= 0 else -1))
+        live.waits = True
+
+    def _resume(self, live: Live, tokens: bytes) -> None:
+        self._post("resume", calls.ResumeArgs(live.handle, 0, tokens))
+        live.waits = False
+
     def _found(self, live: Live, slot: int) -> None:
         """Its first token is there: what was not computed for it was found, where `_summary` tells."""
-        self._found_tokens += max(0, live.turn.prompt_tokens - int(self.accel.computed[slot]))
+        self._found_tokens += max(0, live.prompt_tokens - int(self.accel.computed[slot]))
 
     def _answered(self, live: Live, reply: Reply) -> None:
         """The answer is complete.  Called in the middle of the kernel's effects, so what follows comes as an event."""
@@ -353,6 +432,8 @@ class Replay:
         computed = int(self.accel.computed[live.context.slot])
         result.computed_tokens += max(0, computed - (turn.output_tokens - 1))
         self._ttft_s.append((live.first_ns - live.arrived_ns) * _S)
+        if live.after_tool:
+            self._tool_ttft_s.append(self._ttft_s[-1])
         self._answer_s.append((self.now_ns - live.arrived_ns) * _S)
         self._next(live)
 
@@ -364,12 +445,15 @@ class Replay:
         if live.at < len(turns):
             pause_ns = turns[live.at].pause_ns
             live.pauses_ns += pause_ns
-            if live.context is not None:
+            live.after_tool = kind == KIND_TOOL
+            if live.context is not None and self._waits is not None and live.after_tool:
+                self._at(self.now_ns, _ToolCall(live, pause_ns))
+            elif live.context is not None:
                 known = self._hints and kind == KIND_TOOL
                 note_turn(self.kernel, live.context, kind, self.now_ns + pause_ns if known else 0)
             self._at(self.now_ns + pause_ns, _Arrival(live))
             return
-        self._job_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
+        self.jobs_s.append((self.now_ns - live.session.start_ns - live.pauses_ns) * _S)
         self._ended.append(live)
 
     def _settle(self) -> None:
@@ -377,15 +461,19 @@ class Replay:
         ended, self._ended = self._ended, []
         for live in ended:
             if live.context is not None:
-                del self._by_slot[live.context.slot]
-                self.accel.end(live.context.slot)
-                live.context = None
-                self._call("release", calls.CtxArgs(live.handle))
+                self._release(live)
             if live.pid:
                 self._call("exit", calls.ExitArgs(live.pid))
                 self._call("wait", calls.WaitArgs(live.pid))
         while self._waiting and self._begin(self._waiting[0]):
             self._waiting.popleft()
+
+    def _release(self, live: Live) -> None:
+        if live.context is not None:
+            del self._by_slot[live.context.slot]
+            self.accel.end(live.context.slot)
+            live.context = None
+            self._call("release", calls.CtxArgs(live.handle))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -396,11 +484,13 @@ class Replay:
         makespan_ns = max(1, self.now_ns - max(0, self._first_arrival_ns))
         counters = vmstat(self.kernel.machine)
         result.recomputed_tokens = max(0, result.computed_tokens - result.first_tokens)
+        result.prefill_tokens = accel.prefill_tokens
         result.preemptions = counters.get("preemptions", 0)
         result.hit_tokens = self._by_tier()
         result.ttft_s = quantiles(self._ttft_s)
+        result.tool_ttft_s = quantiles(self._tool_ttft_s)
         result.answer_s = quantiles(self._answer_s)
-        result.job_s = quantiles(self._job_s)
+        result.job_s = quantiles(self.jobs_s)
         result.moved_bytes = {
             f"{self.kernel.machine.devices[device].name}_{verb}": link.moved_bytes
             for (device, verb), link in self.links.items()
@@ -412,7 +502,7 @@ class Replay:
         result.steps = accel.steps
         result.waited_s = round(accel.waited_ns * _S, 6)
         result.counters = counters
-        result.bound_hit_ratio = round(
+        result.bound_hit_ratio = 0.0 if self._workload.follows else round(
             bound(
                 self._order, result.prompt_tokens, self._workload.block_numbers, self._workload.block_tokens,
                 self.frames.total,

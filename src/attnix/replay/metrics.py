@@ -36,8 +36,11 @@ class Result:
     computed_tokens    prompt tokens computed, those of preempted contexts again
     first_tokens       the part of them that nobody could have had: first time in the trace, or in no block
     recomputed_tokens  the rest: computed before, and lost
+    prefill_tokens     all that the device computed but the answers, what was computed for nobody (before it was asked for)
+                       and what preempted answers cost again included
     refused            requests larger than the device's whole hbm; they are in none of the numbers
     ttft_s             arrival to first token
+    tool_ttft_s        of them, the turns that a tool's answer begins
     job_s              first arrival of a session to its last token without the client's pauses; of requests where the trace
                        has no sessions
     answer_s           arrival to last token, per request
@@ -55,8 +58,10 @@ class Result:
     computed_tokens: int = 0
     first_tokens: int = 0
     recomputed_tokens: int = 0
+    prefill_tokens: int = 0
     preemptions: int = 0
     ttft_s: Quantiles = field(default_factory=lambda: quantiles(()))
+    tool_ttft_s: Quantiles = field(default_factory=lambda: quantiles(()))
     answer_s: Quantiles = field(default_factory=lambda: quantiles(()))
     job_s: Quantiles = field(default_factory=lambda: quantiles(()))
     moved_bytes: dict[str, int] = field(default_factory=dict)
@@ -67,6 +72,11 @@ class Result:
     waited_s: float = 0.0
     bound_hit_ratio: float = 0.0
     counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def again_tokens(self) -> int:
+        """Of `prefill_tokens`, those that were computed before."""
+        return max(0, self.prefill_tokens - self.first_tokens)
 
     @property
     def hit_ratio(self) -> float:

@@ -19,7 +19,7 @@ def _size(n: float) -> str:
     raise AssertionError
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     if seconds >= 99.5:
         return f"{seconds:,.0f} s"
     return (
@@ -31,7 +31,7 @@ def _time(seconds: float) -> str:
     )
 
 
-def _tokens(n: int) -> str:
+def tokens_text(n: int) -> str:
     return f"{n / 1e6:,.1f}M" if n >= 999_500 else f"{n:,}"
 
 
@@ -46,10 +46,10 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
         total = max(1, r.prompt_tokens)
         row = [r.policy, f"{100 * r.hit_ratio:.2f}%"]
         row += [f"{100 * r.hit_tokens[t] / total:.2f}%" for t in tiers if len(tiers) > 1]
-        row += [f"{100 * r.bound_hit_ratio:.2f}%", _tokens(r.computed_tokens), _tokens(r.recomputed_tokens)]
+        row += [f"{100 * r.bound_hit_ratio:.2f}%", tokens_text(r.computed_tokens), tokens_text(r.recomputed_tokens)]
         row += [_size(r.moved_bytes.get(name, 0)) for name in links]
         for q in (r.ttft_s, r.job_s):
-            row += [_time(q.p50), _time(q.p90), _time(q.p99)]
+            row += [time_text(q.p50), time_text(q.p90), time_text(q.p99)]
         rows.append([*row, f"{100 * r.busy:.0f}%"])
     return rows
 
@@ -60,8 +60,8 @@ def table(settings: Mapping[str, Any], results: Sequence[Result]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     first = results[0]
     lines = [
-        f"{settings['trace']}: {first.requests:,} requests, {_tokens(first.prompt_tokens)} prompt tokens, "
-        f"{_tokens(first.output_tokens)} output tokens; {settings['profile']}, "
+        f"{settings['trace']}: {first.requests:,} requests, {tokens_text(first.prompt_tokens)} prompt tokens, "
+        f"{tokens_text(first.output_tokens)} output tokens; {settings['profile']}, "
         + ", ".join(f"{tier} {frames:,} frames" for tier, frames in settings["frames"].items())
         + f" of {settings['block_tokens']} tokens",
         "",

@@ -37,6 +37,7 @@ class Turn:
     unnamed  first token id of what the blocks do not cover
     pause_ns between the end of the turn before it and its arrival; the first turn of a session has `Session.start_ns`
     kind     why it ends (kernel/evict/protocol.py)
+    tool     name of the tool that it then waits for; "" where the trace has no names
     """
 
     number: int
@@ -46,6 +47,7 @@ class Turn:
     output_tokens: int
     pause_ns: int
     kind: int
+    tool: str = ""
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Workload:
 
     distinct_blocks  how many different full blocks the prompts have; block numbers are below block_numbers
     has_sessions     else every session has one turn
+    follows          a turn's prompt is what comes behind the answer before it, instead of the whole from the start on
     """
 
     name: str
@@ -70,6 +73,7 @@ class Workload:
     block_numbers: int
     distinct_blocks: int
     has_sessions: bool
+    follows: bool = False
 
     @property
     def turns(self) -> int:
@@ -77,7 +81,9 @@ class Workload:
 
     @property
     def longest_tokens(self) -> int:
-        return max((t.prompt_tokens + t.output_tokens for s in self.sessions for t in s.turns), default=1)
+        """Of a context, its answer included."""
+        sizes = ([t.prompt_tokens + t.output_tokens for t in s.turns] for s in self.sessions)
+        return max((sum(turns) if self.follows else max(turns) for turns in sizes), default=1)
 
     def prompt(self, turn: Turn, start_tokens: int) -> Tokens:
         """The prompt's tokens from `start_tokens` on."""
@@ -99,15 +105,20 @@ def common_blocks(a: Int64s, b: Int64s) -> int:
     return int(np.argmax(a[:n] != b[:n]))
 
 
-def from_trace(trace: Trace, *, rate: float = 1.0, limit: int = 0) -> Workload:
+def from_trace(trace: Trace, *, rate: float = 1.0, limit: int = 0, limit_sessions: int = 0) -> Workload:
     """rate: arrivals of sessions (of requests, where there are none) come this much faster; pauses stay.  limit: only the
-    first so many requests; 0 all.  ValueError: more token ids than there are."""
-    return from_requests(trace.path.name.split(".")[0], trace.requests(), trace.block_tokens, rate=rate, limit=limit)
+    first so many requests; 0 all.  limit_sessions: only the sessions that come first, whole.  ValueError: more token ids
+    than there are."""
+    name = trace.path.name.split(".")[0]
+    return from_requests(
+        name, trace.requests(), trace.block_tokens, rate=rate, limit=limit, limit_sessions=limit_sessions
+    )
 
 
 def from_requests(
-    name: str, requests: Iterable[Request], block_tokens: int, *, rate: float = 1.0, limit: int = 0
-) -> Workload:
+    name: str, requests: Iterable[Request], block_tokens: int, *, rate: float = 1.0, limit: int = 0,
+    limit_sessions: int = 0,
+) -> Workload:  # fmt: skip
     size = block_tokens or _BLOCK_WITHOUT_NUMBERS
     sessions: dict[int, Session] = {}
     before: dict[int, Request] = {}
@@ -117,11 +128,13 @@ def from_requests(
     for number, request in enumerate(requests):
         if limit and number >= limit:
             break
+        if limit_sessions and request.session not in sessions and len(sessions) >= limit_sessions:
+            continue
         blocks = none if request.blocks is None else np.asarray(request.blocks, np.int64)
         pause_ns = _pause_ns(before.get(request.session), request)
         turn = Turn(
             number, blocks, 0, request.input_tokens, max(1, request.output_tokens), pause_ns,
-            _KINDS.get(request.ends, KIND_NONE),
+            _KINDS.get(request.ends, KIND_NONE), request.tool,
         )  # fmt: skip
         kept.append(turn)
         start_ns = round(request.time_ms * 1e6 / rate)
