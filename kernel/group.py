@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from .bucket import Bucket
 from .errors import E, Errno
-from .params import MAX_GROUP_NAME_BYTES, MAX_GROUPS
+from .params import MAX_GROUP_NAME_BYTES, MAX_GROUPS, RETRY_MS
 
 if TYPE_CHECKING:
     from .context import Context
@@ -125,7 +125,8 @@ class Groups:
         if not self._numbers:
             self.tidy(keep=parent)
         if not self._numbers:
-            raise Errno(E.EAGAIN, f"{MAX_GROUPS - 1} groups exist: end the processes of one", limit=MAX_GROUPS - 1)
+            message = f"{MAX_GROUPS - 1} groups exist: end the processes of one"
+            raise Errno(E.EAGAIN, message, limit=MAX_GROUPS - 1, retry_after_ms=RETRY_MS)
         group = self._groups[name] = Group(name, uid, self._numbers.pop(), parent)
         self._core.define_group(group.number, parent.number if parent is not None else 0)
         return group

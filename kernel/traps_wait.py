@@ -78,7 +78,8 @@ def _takes(context: Context) -> None:
     """EBUSY: nothing can be injected into it now."""
     awake(context, "inject")
     if context.job is not None and context.job.kind in (JobKind.FORWARD, JobKind.SCORE):
-        raise Errno(E.EBUSY, f"a {context.job.kind.value} is running on this context: cancel it before you inject")
+        message = f"a {context.job.kind.value} is running on this context: cancel it before you inject"
+        raise Errno(E.EBUSY, message, cid=context.cid, request=context.job.request)
 
 
 def inject(m: Machine, connection: Connection, call: Syscall, args: c.InjectArgs) -> c.InjectResult | None:
