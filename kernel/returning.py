@@ -1,8 +1,9 @@
 """Bringing contexts back before the tools that they wait for have answered.
 
 A context that has lost frames while it waits is made resident again so that this ends when the answer is due, less what
-such answers were early by before.  Loads that must end together begin one before the other (wait/calendar.py).  It takes
-frames that are free, cached, or of contexts which are wanted later; never those of a context that runs or is due earlier.
+such answers were early by before, out of a slower tier: nothing is computed before it is asked for, unless what comes back
+is missing a part.  Loads that must end together begin one before the other (wait/calendar.py).  It takes frames that are
+free, cached, or of contexts which are wanted later; never those of a context that runs or is due earlier.
 When the answer is late the context is held for a while, as long as what is known of the tool promises it soon and coming
 back once more would cost more; then it goes again, and comes back a few times at most.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .alarms import Alarms
+from .records import NO_COPY
 from .wait.calendar import Calendar
 
 if TYPE_CHECKING:
@@ -43,8 +45,11 @@ class Returning:
         return int(m.lifetimes.rebuild_ns(wait.context, frames))
 
     def plan(self, wait: Wait) -> None:
-        """It is to be back when its answer is due."""
+        """It is to be back when its answer is due, if there is anything to load it from: to compute it for nobody yet takes the
+        device and its frames from those who are there (measured: docs/agents.md)."""
         m = self._m
+        if not m.lifetimes.policy.fetches or not m.tiers.sources(m.devices[wait.context.device]):
+            return
         if wait.fetches >= MOST_FETCHES or not m.core.slot_row(wait.context.slot).tokens:
             return
         due_ns = wait.due_ns
@@ -78,6 +83,9 @@ class Returning:
         m, context = self._m, wait.context
         self._calendar(wait).cancel(wait.number)
         if context.job is not None or m.held(context) or m.lifetimes.resident(context):
+            return
+        where = m.core.residency(context.slot)
+        if 2 * where.count(NO_COPY) > len(where):
             return
         wait.fetches += 1
         m.count("wait_prefetches")

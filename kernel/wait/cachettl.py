@@ -42,6 +42,7 @@ def time_to_live(durations: Sequence[float], benefit: float) -> int:
 class CacheTtl:
     name = "cachettl"
     ranks = False
+    fetches = False
 
     def decide(self, outlook: Outlook) -> Decision:
         benefit = benefit_ns(outlook)

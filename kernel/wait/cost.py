@@ -29,6 +29,7 @@ def kept_ns(outlook: Outlook, tau: float) -> tuple[float, float]:
 class Cost:
     name = "cost"
     ranks = True
+    fetches = True
 
     def decide(self, outlook: Outlook) -> Decision:
         frames = outlook.frames

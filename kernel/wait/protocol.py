@@ -59,9 +59,11 @@ class Decision(NamedTuple):
 
 
 class WaitPolicy(Protocol):
-    """ranks: contexts that rest are taken by what they cost and when they are due, not by least recent use."""
+    """ranks: contexts that rest are taken by what they cost and when they are due, not by least recent use.
+    fetches: what a context has lost is loaded again before its answer is due (returning.py)."""
 
     name: str
     ranks: bool
+    fetches: bool
 
     def decide(self, outlook: Outlook) -> Decision: ...

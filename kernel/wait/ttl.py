@@ -8,6 +8,7 @@ from .protocol import Decision, Outlook
 class Ttl:
     name = "ttl"
     ranks = False
+    fetches = False
 
     def decide(self, outlook: Outlook) -> Decision:
         return Decision("keep", outlook.fixed_ns, "sysctl wait.ttl_ms")

@@ -25,11 +25,11 @@ from attnix.recording import BadRecording, is_recording
 from attnix.traces import load
 
 from . import again, waits
-from .engine import Frames, Replay, policy_names
+from .engine import Frames, Replay, policy_names, share_of
 from .metrics import Result
 from .profile import PROFILES, Profile
 from .report import document, plot, table
-from .workload import Workload, from_trace
+from .workload import from_trace
 
 _UNITS = {
     "": 1,
@@ -55,29 +55,6 @@ def size_bytes(text: str) -> int:
     if size < 0:
         raise ValueError(f"{text!r} is negative")
     return size
-
-
-def share_of(workload: Workload, capacity: str) -> Frames:
-    """`5%` of the distinct blocks, or a number of frames; `5%+20%`: hbm and dram.  ValueError."""
-    parts = [_share(workload, capacity, part) for part in capacity.split("+")]
-    if len(parts) > 2:
-        raise ValueError(f"--capacity {capacity} has more parts than hbm and dram")
-    return Frames(*parts)
-
-
-def _share(workload: Workload, capacity: str, part: str) -> int:
-    share = part.removesuffix("%")
-    try:
-        number = float(share)
-    except ValueError:
-        raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
-    if share != part:
-        if not workload.distinct_blocks:
-            raise ValueError("this trace has no blocks to take a share of: give --hbm")
-        number = workload.distinct_blocks * number / 100
-    if number < 1:
-        raise ValueError(f"--capacity {capacity} is less than one frame")
-    return round(number)
 
 
 def frames_in(profile: Profile, block_tokens: int, hbm: str, dram: str, nvme: str) -> Frames:
@@ -130,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order and the starts of sessions")
     parser.add_argument("--requests", type=int, default=0, help="only the first so many; 0: all")
+    parser.add_argument("--orders", type=int, default=1, help="with --waits: orders of arrival, from --seed on")
     parser.add_argument("--sessions", type=int, default=0, help="only the first so many sessions, whole; 0: all")
     parser.add_argument(
         "--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set at boot, such as sched.policy=deadline"
@@ -187,16 +165,16 @@ def _write(args: argparse.Namespace, document: dict[str, Any], text: str) -> Non
 
 def _waits(args: argparse.Namespace, policy: str) -> int:
     profile = PROFILES[args.profile]
-    trace = load(args.trace, concurrency=args.concurrency, seed=args.seed)
-    workload = from_trace(trace, rate=args.rate, limit=args.requests, limit_sessions=args.sessions)
-    sizes = [(capacity, share_of(workload, capacity)) for capacity in args.capacity.split(",")]
+    seeds = range(args.seed, args.seed + args.orders)
+    traces = [load(args.trace, concurrency=args.concurrency, seed=seed) for seed in seeds]
+    many = [from_trace(t, rate=args.rate, limit=args.requests, limit_sessions=args.sessions) for t in traces]
     sysctl = dict(map(_setting, args.sysctl))
-    rows = waits.compare(workload, profile, sizes, args.waits.split(","), policy, sysctl)
+    rows = waits.compare(many, profile, args.capacity.split(","), args.waits.split(","), policy, sysctl)
+    first = many[0]
     settings: dict[str, Any] = {
-        "trace": workload.name, "profile": profile.name, "frames": {c: f.by_tier() for c, f in sizes},
-        "block_tokens": workload.block_tokens, "distinct_blocks": workload.distinct_blocks,
-        "sessions": len(workload.sessions), "turns": workload.turns, "policy": policy, "rate": args.rate,
-        "concurrency": args.concurrency, "seed": args.seed, "sysctl": args.sysctl,
+        "trace": first.name, "profile": profile.name, "block_tokens": first.block_tokens,
+        "distinct_blocks": first.distinct_blocks, "sessions": len(first.sessions), "turns": first.turns, "policy": policy,
+        "rate": args.rate, "concurrency": args.concurrency, "seed": args.seed, "seeds": args.orders, "sysctl": args.sysctl,
     }  # fmt: skip
     _write(args, waits.document(settings, rows), waits.table(settings, rows))
     return 0

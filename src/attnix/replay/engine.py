@@ -73,6 +73,29 @@ class Frames:
         return {t: n for t, n in (("hbm", self.hbm), ("dram", self.dram), ("nvme", self.nvme)) if n}
 
 
+def share_of(workload: Workload, capacity: str) -> Frames:
+    """`5%` of the distinct blocks, or a number of frames; `5%+20%`: hbm and dram.  ValueError."""
+    parts = [_share(workload, capacity, part) for part in capacity.split("+")]
+    if len(parts) > 2:
+        raise ValueError(f"--capacity {capacity} has more parts than hbm and dram")
+    return Frames(*parts)
+
+
+def _share(workload: Workload, capacity: str, part: str) -> int:
+    share = part.removesuffix("%")
+    try:
+        number = float(share)
+    except ValueError:
+        raise ValueError(f"--capacity {capacity!r} is neither 5% nor a number of frames") from None
+    if share != part:
+        if not workload.distinct_blocks:
+            raise ValueError("this trace has no blocks to take a share of: give --hbm")
+        number = workload.distinct_blocks * number / 100
+    if number < 1:
+        raise ValueError(f"--capacity {capacity} is less than one frame")
+    return round(number)
+
+
 class _Arrival(NamedTuple):
     session: Live
 
@@ -179,7 +202,7 @@ class Replay:
         self._order: list[Int64s] = []
         self._seen = np.zeros(workload.block_numbers, np.bool_)
         self._ttft_s: list[float] = []
-        self._tool_ttft_s: list[float] = []
+        self.tool_ttfts_s: list[float] = []
         self._answer_s: list[float] = []
         self.jobs_s: list[float] = []
         self._first_arrival_ns = -1
@@ -433,7 +456,7 @@ class Replay:
         result.computed_tokens += max(0, computed - (turn.output_tokens - 1))
         self._ttft_s.append((live.first_ns - live.arrived_ns) * _S)
         if live.after_tool:
-            self._tool_ttft_s.append(self._ttft_s[-1])
+            self.tool_ttfts_s.append(self._ttft_s[-1])
         self._answer_s.append((self.now_ns - live.arrived_ns) * _S)
         self._next(live)
 
@@ -488,7 +511,7 @@ class Replay:
         result.preemptions = counters.get("preemptions", 0)
         result.hit_tokens = self._by_tier()
         result.ttft_s = quantiles(self._ttft_s)
-        result.tool_ttft_s = quantiles(self._tool_ttft_s)
+        result.tool_ttft_s = quantiles(self.tool_ttfts_s)
         result.answer_s = quantiles(self._answer_s)
         result.job_s = quantiles(self.jobs_s)
         result.moved_bytes = {

@@ -7,10 +7,11 @@ will take.  Between `lru` and `oracle` is what knowing the future is worth; `clo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
-from .engine import Frames, Replay, Waits
-from .metrics import Result
+from .engine import Replay, Waits, share_of
+from .metrics import Quantiles, Result, quantiles
 from .profile import Profile
 from .report import time_text, tokens_text
 from .workload import Workload
@@ -33,33 +34,63 @@ ABOUT: Final = (
 
 
 class Row(NamedTuple):
-    """One run.  closed: of the gap lru -> oracle in the mean job; None where there is none to speak of (below 1%)."""
+    """One variant at one size, over all orders of arrival: sessions and turns of all of them together.
+
+    found        share of the prompts' tokens that was not computed for them
+    again        tokens computed that had been computed before
+    against_lru  of the mean job
+    closed       of the gap lru -> oracle in the mean job; None where that is below 1%
+    """
 
     capacity: str
     variant: str
-    result: Result
+    job_s: Quantiles
+    tool_ttft_s: Quantiles
+    found: float
+    again: int
+    busy: float
+    refused: int
     against_lru: float
     closed: float | None
 
 
 def compare(
-    workload: Workload, profile: Profile, sizes: Sequence[tuple[str, Frames]], variants: Sequence[str],
+    workloads: Sequence[Workload], profile: Profile, capacities: Sequence[str], variants: Sequence[str],
     policy: str = "lru", sysctl: Mapping[str, int | str] | None = None,
 ) -> list[Row]:  # fmt: skip
-    """Each variant at each size.  KeyError: a variant that is not one."""
+    """workloads: the same sessions in several orders: a closed loop is chaotic, and one order proves little.
+
+    KeyError: a variant that is not one.  ValueError: a capacity that is not one.
+    """
     rows: list[Row] = []
-    for capacity, frames in sizes:
-        runs = {
-            name: Replay(workload, profile, frames, policy, waits=VARIANTS[name], sysctl=sysctl).run()
-            for name in variants
-        }
-        lru = runs["lru"].job_s.mean if "lru" in runs else 0.0
-        gap = lru - runs["oracle"].job_s.mean if lru and "oracle" in runs else 0.0
-        for name, result in runs.items():
-            mean = result.job_s.mean
-            closed = (lru - mean) / gap if gap > 0.01 * lru else None
-            rows.append(Row(capacity, name, result, mean / lru - 1 if lru else 0.0, closed))
+    for capacity in capacities:
+        made = {name: _row(workloads, profile, capacity, name, policy, sysctl) for name in variants}
+        lru = made["lru"].job_s.mean if "lru" in made else 0.0
+        gap = lru - made["oracle"].job_s.mean if lru and "oracle" in made else 0.0
+        for row in made.values():
+            closed = (lru - row.job_s.mean) / gap if gap > 0.01 * lru else None
+            rows.append(row._replace(against_lru=row.job_s.mean / lru - 1 if lru else 0.0, closed=closed))
     return rows
+
+
+def _row(
+    workloads: Sequence[Workload], profile: Profile, capacity: str, variant: str, policy: str,
+    sysctl: Mapping[str, int | str] | None,
+) -> Row:  # fmt: skip
+    jobs_s: list[float] = []
+    ttfts_s: list[float] = []
+    results: list[Result] = []
+    for workload in workloads:
+        run = Replay(workload, profile, share_of(workload, capacity), policy, waits=VARIANTS[variant], sysctl=sysctl)
+        results.append(run.run())
+        jobs_s += run.jobs_s
+        ttfts_s += run.tool_ttfts_s
+    found = sum(sum(r.hit_tokens.values()) for r in results) / max(1, sum(r.prompt_tokens for r in results))
+    busy = sum(r.busy * r.makespan_s for r in results) / max(1e-9, sum(r.makespan_s for r in results))
+    return Row(
+        capacity, variant, quantiles(jobs_s), quantiles(ttfts_s), found, sum(r.again_tokens for r in results), busy,
+        sum(r.refused for r in results), 0.0, None,
+    )  # fmt: skip
 
 
 def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
@@ -72,7 +103,8 @@ def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
             "p95",
             "to lru",
             "closed",
-            "tool TTFT p50",
+            "tool TTFT mean",
+            "p50",
             "p95",
             "found",
             "again",
@@ -81,28 +113,27 @@ def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
     ]
     above = ""
     for row in rows:
-        r = row.result
+        times = [row.job_s.mean, row.job_s.p50, row.job_s.p95]
+        ttfts = [row.tool_ttft_s.mean, row.tool_ttft_s.p50, row.tool_ttft_s.p95]
         cells.append(
             [
-                row.capacity if row.capacity != above else "", row.variant,
-                time_text(r.job_s.mean), time_text(r.job_s.p50), time_text(r.job_s.p95),
-                f"{row.against_lru:+.1%}", "-" if row.closed is None else f"{row.closed:.0%}",
-                time_text(r.tool_ttft_s.p50), time_text(r.tool_ttft_s.p95), f"{r.hit_ratio:.1%}",
-                tokens_text(r.again_tokens), f"{r.busy:.0%}",
+                row.capacity if row.capacity != above else "", row.variant, *map(time_text, times),
+                f"{row.against_lru:+.1%}", "-" if row.closed is None else f"{row.closed:.0%}", *map(time_text, ttfts),
+                f"{row.found:.1%}", tokens_text(row.again), f"{row.busy:.0%}",
             ]
         )  # fmt: skip
         above = row.capacity
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     text = [
         f"{settings['trace']}: {settings['sessions']:,} sessions, {settings['turns']:,} requests, "
-        f"{settings['distinct_blocks']:,} blocks of {settings['block_tokens']} tokens; {settings['profile']}, "
-        f"about {settings['concurrency']:g} sessions at once",
+        f"{settings['distinct_blocks']:,} blocks of {settings['block_tokens']} tokens; {settings['profile']}, about "
+        f"{settings['concurrency']:g} sessions at once, {settings['seeds']} orders of arrival",
         "",
     ]
     for line in cells:
         head = [line[0].ljust(widths[0]), line[1].ljust(widths[1])]
         text.append("  ".join(head + [c.rjust(w) for c, w in zip(line[2:], widths[2:], strict=True)]).rstrip())
-    refused = {row.capacity: row.result.refused for row in rows if row.result.refused}
+    refused = {row.capacity: row.refused for row in rows if row.refused}
     text += ["", *ABOUT]
     text += [
         f"{n:,} requests are larger than the hbm of {capacity} and were left out." for capacity, n in refused.items()
@@ -111,13 +142,8 @@ def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
 
 
 def document(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    return {
-        "settings": settings,
-        "rows": [
-            {
-                "capacity": row.capacity, "waits": row.variant, "against_lru": round(row.against_lru, 6),
-                "closed": None if row.closed is None else round(row.closed, 6), "result": row.result.as_json(),
-            }
-            for row in rows
-        ],
-    }  # fmt: skip
+    found = []
+    for row in rows:
+        fields = row._asdict() | {"job_s": asdict(row.job_s), "tool_ttft_s": asdict(row.tool_ttft_s)}
+        found.append({name: round(value, 6) if isinstance(value, float) else value for name, value in fields.items()})
+    return {"settings": settings, "rows": found}
