@@ -111,7 +111,7 @@ def crowd(
     """Prompts of two blocks that grow to ten: `frames` hold two of them whole and a dozen beginnings."""
     system = SimulatedSystem(
         core=core, frames=frames, block_tokens=4, window_tokens=64, check=False,
-        sysctl={"sched.watermark_permille": 0, **sysctl},
+        sysctl={"sched.watermark_permille": 0, "sched.policy": "fcfs", **sysctl},
     )  # fmt: skip
     client = system.connect()
     asked: dict[int, tuple[int, list[int]]] = {}
