@@ -287,7 +287,8 @@ class Groups:
         """EINVAL: what is guaranteed at this level is more than there is."""
         devices = [d.capacity for d in self._m.devices if d.tier == resource and not d.removed]
         limit = group.parent.hard(resource) if group.parent is not None else 0
-        there = min([*devices, *([limit] if limit else [])], default=MAX_LIMIT)
+        bounds: list[int] = [*devices, limit] if limit else devices
+        there = min(bounds) if bounds else MAX_LIMIT
         others = sum(
             g.limits.get(resource, (0, 0))[0]
             for g in self._groups.values()

@@ -70,8 +70,8 @@ def test_slots_by_number() -> None:
     assert {k: said.detail[k] for k in ("wanted", "free", "limit")} == {"wanted": 3, "free": 2, "limit": 3}
     client.call("fork", ctx, 2)
     system.run()
-    for call in (("alloc_context",), ("score", ctx, ints([1])), ("spawn", "x", 0, ctx)):
-        said = refused(client, *call)
+    for name, args in (("alloc_context", ()), ("score", (ctx, ints([1]))), ("spawn", ("x", 0, ctx))):
+        said = refused(client, name, *args)
         assert (said.code, said.detail["wanted"], said.detail["free"]) == (E.ENOMEM, 1, 0)
 
 
