@@ -115,7 +115,8 @@ class Scheduler:
         """The job is over or held; its token in flight, if any, is not wanted."""
         self._unqueue(context)
         self._core.stop_running(context.slot)
-        self.decoding.pop(context.slot, None)
+        if self.decoding.pop(context.slot, None) is not None:
+            self.moves += 1  # what it has may go to those that wait
         self._core.discard(context.slot)
 
     def hold(self, context: Context) -> None:

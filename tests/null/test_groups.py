@@ -316,6 +316,22 @@ def test_a_job_that_only_guaranteed_frames_could_hold_is_refused(system: Simulat
     assert other.call("generate", ctx, 1).reason == "length"
 
 
+def test_who_waits_goes_on_when_a_generation_has_grown_into_all_that_is_not_guaranteed(system: SimulatedSystem) -> None:
+    """It ended while the next pass was planned, nothing else could run, and nobody looked again at who waited."""
+    owner, quiet, late = (system.connect(uid) for uid in (1000, 1001, 1002))
+    context(quiet, 16)
+    limit(owner, "uid:1001", "hbm", soft=4)
+    ctx = context(owner, 20, first=100)
+    request = owner.post("generate", ctx, 40)
+    other = late.call("alloc_context").ctx
+    prompt = list(range(50, 62))
+    late.post("append", other, ints(prompt))  # 3 frames, while the generation has 5 of 8 and leaves one
+    answer = late.post("generate", other, 3)
+    system.run()
+    assert owner.result(request).reason == "length" and owner.result(request).tokens_total == 33
+    assert tokens_of(late.result(answer).tokens) == reference_tokens(prompt, 3)
+
+
 # -- tokens per second ----------------------------------------------------------------------------------------------
 
 
