@@ -109,6 +109,53 @@ def loop(
     )
 
 
+@study.command("agents")
+def agents(
+    agents: Annotated[int, typer.Option(help="How many.", min=1)] = 10_000,
+    tokens: Annotated[int, typer.Option(help="Of an agent's first prompt.", min=1024)] = 50_000,
+    calls: Annotated[int, typer.Option(help="Tool calls of each.", min=1)] = 2,
+    tool_s: Annotated[float, typer.Option(help="Mean of a tool's time, simulated seconds.", min=1)] = 36_000.0,
+    start_s: Annotated[float, typer.Option(help="Agents begin within so long.", min=0)] = 36_000.0,
+    eta: Annotated[str, typer.Option(help="What a wait says of it: nothing, exact or noisy.")] = "",
+    policy: Annotated[str, typer.Option(help="wait.policy.")] = "",
+    profile: Annotated[str, typer.Option(help="A machine of `attnix replay`.")] = "h100-8b",
+    as_json: JsonOption = False,
+) -> None:
+    """Thousands of agents with long contexts, most of them in a tool wait, in simulation: tokens, times, the kernel's steps."""
+    printed = measured(
+        "attnix.study_agents", "--agents", str(agents), "--tokens", str(tokens), "--calls", str(calls), "--tool-s", str(tool_s),
+        "--start-s", str(start_s), "--eta", eta, "--policy", policy, "--profile", profile,
+    )  # fmt: skip
+    if as_json:
+        sys.stdout.write(printed)
+        return
+    found = json.loads(printed)
+    spent, kernel, waiting = found["tokens"], found["kernel"], found["waiting"]
+    show(
+        f"{found['profile']}: {count(agents)} agents of {count(tokens)} tokens, {calls} tool calls each; "
+        + ", ".join(f"{tier} {count(frames)} frames" for tier, frames in found["frames"].items())
+        + f" of {found['block_tokens']} tokens"
+    )
+    show(
+        f"finished {count(found['finished'])}; in a tool wait: {count(waiting['most'])} at most, {waiting['mean']:,.0f} on average"
+    )
+    loaded = ", ".join(f"{count(n)} from {tier}" for tier, n in spent["loaded"].items())
+    show(f"tokens: {count(spent['new'])} new, {count(spent['recomputed'])} computed again, loaded {loaded}")
+    show(
+        f"a server that keeps nothing computes {count(spent['stateless'])}: {spent['computed'] / spent['stateless']:.1%} of it here"
+    )
+    job, ttft = found["job_s"], found["tool_ttft_s"]
+    show(
+        f"job without its waits: mean {job['mean']:.1f} s, p50 {job['p50']:.1f}, p95 {job['p95']:.1f}; after a tool, first token: "
+        f"p50 {ttft['p50']:.2f} s, p95 {ttft['p95']:.2f}; device busy {found['busy']:.0%} of {found['makespan_s']:,.0f} s"
+    )
+    show(
+        f"kernel: {count(kernel['steps'])} steps, mean {kernel['mean_us']:.0f} us, p99 {kernel['p99_us']:,.0f}, longest "
+        f"{kernel['max_us']:,.0f}; {kernel['share_of_simulated_time']:.2%} of the simulated time; memory {size(kernel['peak_bytes'])}, "
+        f"{size(kernel['log_bytes'])} of it token logs"
+    )
+
+
 @study.command("overload")
 def overload(
     profile: Annotated[str, typer.Option(help="A machine of `attnix replay`.")] = "h100-8b",

@@ -163,13 +163,17 @@ def _write(args: argparse.Namespace, document: dict[str, Any], text: str) -> Non
     print(text)
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def _waits(args: argparse.Namespace, policy: str) -> int:
     profile = PROFILES[args.profile]
     seeds = range(args.seed, args.seed + args.orders)
     traces = [load(args.trace, concurrency=args.concurrency, seed=seed) for seed in seeds]
     many = [from_trace(t, rate=args.rate, limit=args.requests, limit_sessions=args.sessions) for t in traces]
     sysctl = dict(map(_setting, args.sysctl))
-    rows = waits.compare(many, profile, args.capacity.split(","), args.waits.split(","), policy, sysctl)
+    rows = waits.compare(many, profile, args.capacity.split(","), args.waits.split(","), policy, sysctl, _say)
     first = many[0]
     settings: dict[str, Any] = {
         "trace": first.name, "profile": profile.name, "block_tokens": first.block_tokens,

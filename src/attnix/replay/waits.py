@@ -6,7 +6,7 @@ will take.  Between `lru` and `oracle` is what knowing the future is worth; `clo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
@@ -56,15 +56,18 @@ class Row(NamedTuple):
 
 def compare(
     workloads: Sequence[Workload], profile: Profile, capacities: Sequence[str], variants: Sequence[str],
-    policy: str = "lru", sysctl: Mapping[str, int | str] | None = None,
+    policy: str = "lru", sysctl: Mapping[str, int | str] | None = None, say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:  # fmt: skip
-    """workloads: the same sessions in several orders: a closed loop is chaotic, and one order proves little.
+    """say: how far it is.  workloads: the same sessions in several orders: a closed loop is chaotic, and one order proves little.
 
     KeyError: a variant that is not one.  ValueError: a capacity that is not one.
     """
     rows: list[Row] = []
     for capacity in capacities:
-        made = {name: _row(workloads, profile, capacity, name, policy, sysctl) for name in variants}
+        made: dict[str, Row] = {}
+        for name in variants:
+            made[name] = _row(workloads, profile, capacity, name, policy, sysctl)
+            say(f"{capacity} {name}: job mean {time_text(made[name].job_s.mean)}")
         lru = made["lru"].job_s.mean if "lru" in made else 0.0
         gap = lru - made["oracle"].job_s.mean if lru and "oracle" in made else 0.0
         for row in made.values():
