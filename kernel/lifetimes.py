@@ -268,7 +268,7 @@ class Lifetimes:
         queue_ns = sum(self._queued_ns) / len(self._queued_ns) if self._queued_ns else 0.0
         outlook = Outlook(
             frames, others, forecast.expected_ns, forecast.distribution, out_ns, back_ns, self._computing_ns(context, frames),
-            queue_ns, self.memory.of, m.sysctl.ttl_ms * MS,
+            queue_ns, self.memory.of, m.sysctl.ttl_ms * MS, forecast.by_eta,
         )  # fmt: skip
         decision = self.policy.decide(outlook)
         wait.decision = decision.what

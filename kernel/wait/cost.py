@@ -5,7 +5,9 @@
     demote its frames while they are copied out and back: nobody can use them meanwhile
     drop   its frames, and those of everybody who runs, while it is computed again
 
-What is unknown is not guessed: without measured costs a context stays in line by its due time.
+What is unknown is not guessed: without measured costs a context stays in line by its due time.  So does one whose caller
+has said when it will be back, and is believed: the line knows better than a fixed time who goes first, and a keep would
+hold frames beside others that are due sooner (docs/agents.md has the numbers).
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class Cost:
         held, late = kept_ns(outlook, tau)
         keep = frames * held + late * least
         numbers = f"keep {keep / 1e6:.1f}, demote {swap / 1e6:.1f}, drop {drop / 1e6:.1f} frame-ms"
+        if tau > 0 and keep < least and outlook.by_eta:
+            return Decision("keep", 0, f"{numbers}; in line by when it is due, which is known")
         if tau > 0 and keep < least:
             return Decision("keep", tau, f"{numbers}; for {tau / 1e6:.1f} ms")
         return Decision(other, 0, numbers)

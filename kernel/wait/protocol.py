@@ -32,6 +32,7 @@ class Outlook(NamedTuple):
     queue_ns       mean time that contexts which had lost their frames waited for new ones when their answer came
     memoryfulness  0..1: how far that wait delays its program (wait/memory.py)
     fixed_ns       sysctl wait.ttl_ms
+    by_eta         its caller has said when the answer comes, and is believed
     """
 
     frames: int
@@ -44,6 +45,7 @@ class Outlook(NamedTuple):
     queue_ns: float
     memoryfulness: float
     fixed_ns: int
+    by_eta: bool = False
 
     @property
     def rebuild_ns(self) -> float:

@@ -151,3 +151,10 @@ def test_no_two_loads_overlap(wanted: list[tuple[int, int]]) -> None:
         booked.append((start, start + load))
     booked.sort()
     assert all(a[1] <= b[0] for a, b in pairwise(booked))
+
+
+def test_who_says_when_the_answer_comes_is_kept_without_a_time() -> None:
+    """10 ms: keeping wastes the least.  Learnt, that is a time to live; said by the caller, it is a place in line."""
+    soon = outlook(distribution=[10.0 * MS], expected_ns=10 * MS)
+    assert Cost().decide(soon)[:2] == ("keep", 10 * MS)
+    assert Cost().decide(soon._replace(by_eta=True))[:2] == ("keep", 0)
