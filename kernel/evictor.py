@@ -183,7 +183,7 @@ class Evictor:
         if below is None:
             return self._evict(dirty, want_frames, "no slower tier can take it")
         freed = 0
-        over = self._over_limit(below, dirty) if m.groups.limited(below) else []
+        over = self.over_limit(below, dirty) if m.groups.limited(below) else []
         if over:
             freed = self._evict(over, want_frames, f"its group is at its limit in {below.name}")
             m.count("dropped_blocks", freed)
@@ -228,7 +228,7 @@ class Evictor:
             freed += gone
         return freed
 
-    def _over_limit(self, below: Device, blocks: list[int]) -> list[int]:
+    def over_limit(self, below: Device, blocks: list[int]) -> list[int]:
         """Those that their owner's limit keeps out of the tier below, after it has let go of what it had there before."""
         m, over = self._m, []
         owners = self._core.owners(self._device.index, blocks)

@@ -191,10 +191,17 @@ class Movers:
         room = self._m.tiers.evictors[stage.index].room(min(len(self._staged), BATCH))
         spare = max(1, stage.capacity // 4)  # frames that prefetches leave to those that will wait
         batches: dict[tuple[int, int, bool], list[Item]] = {}
+        limited, held = (
+            self._m.groups.limited(stage),
+            deque[Hop](),
+        )  # held back by limits of their own, and nobody else by them
         while self._staged:
             item, demand, cid = self._staged[0]
             frame = self._core.copies_of(item.block)[stage.index]
             if frame < 0:
+                if limited and self._m.tiers.evictors[item.source].over_limit(stage, [item.block]):
+                    held.append(self._staged.popleft())
+                    continue
                 enough = room > (0 if demand or not self.moving() else spare)
                 begun = self._core.begin_copy(item.source, stage.index, [item.block]) if enough else []
                 if not begun:
@@ -209,11 +216,15 @@ class Movers:
             self._core.wire(stage.index, [frame])
             onward = item._replace(source=stage.index, source_frame=frame)
             self._chained.setdefault((stage.index, frame), []).append(Hop(onward, demand, cid))
+        self._staged.extendleft(reversed(held))
         for (_, cid, demand), items in batches.items():
             self.send(items, "load", cid, demand, None)
         landed = [key for key in self._chained if key[0] == stage.index and key not in self._arriving]
         if landed:
             self._onward(landed, True)
+        if self._staged and not self.moving():  # there never will be room: limits and guarantees of dram are in the way
+            staged, self._staged = self._staged, deque()
+            self._m.count("abandoned_loads", self._abandoned([hop.item for hop in staged]))
 
     # -- sending --------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class Pager:
             if forced and self._make_room_by_force(context, short):
                 continue
             self.full = not self.waits
-            if forced and self.full and self._m.groups.guaranteed:
+            if forced and self.full and self._m.groups.guaranteed and not self._m.movers.moving():
                 self._refuse(context, short, 0)
             return False
 
@@ -137,7 +137,7 @@ class Pager:
             return False
         if self._make_room_by_force(context, short, only):
             return True
-        if not self.waits:
+        if not self.waits and not self._m.movers.moving():  # frames under I/O come back
             self._refuse(context, short, only)
         return False
 

@@ -53,7 +53,13 @@ class TwinAdmission(TwinMapping):
         over, missing = self._over_limit(slot, fresh, chain[:hits]) if fresh else (0, 0)
         if missing:
             return Admit(OWN_NOROOM, missing, 0, 0, 0, over)
-        available = len(pool.free) + min(self._spare(pool, slot.group), pool.reclaimable - held)
+        shared = [pool.frames[self._blocks[b].copies[slot.device]] for b in chain[:hits]] if held else []
+        cached = [frame.owner for frame in shared if frame.stamp]
+        for owner in cached:  # what it shares is no cache that could go for it
+            self._count_reclaimable(pool, owner, -1)
+        available = len(pool.free) + self._spare(pool, slot.group)
+        for owner in cached:
+            self._count_reclaimable(pool, owner, 1)
         if hits and tail < len(slot.frames) and slot.frames[tail] != self._blocks[chain[0]].copies[slot.device]:
             old = pool.frames[slot.frames[tail]]
             available += 1 if old.refs == 1 and old.wired == 0 else 0  # the partial tail that a whole block replaces

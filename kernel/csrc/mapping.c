@@ -354,6 +354,14 @@ static int32_t over_limit(Core *core, const Slot *slot, int32_t fresh, int32_t h
     return first;
 }
 
+/* Count the reclaimable ones of the first `hits` blocks that were looked up once more (1), or not at all (-1). */
+static void count_hits(Core *core, int32_t device, int32_t hits, int32_t times) {
+    for (int32_t k = 0; k < hits; k++) {
+        const Frame *frame = &core->pools[device].frames[core->blocks[core->hits[k]].copies[device]];
+        if (frame->stamp) count_reclaimable(core, device, frame->owner, times);
+    }
+}
+
 int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int32_t first_load, int32_t partial) {
     CHECK_SLOT(core, s);
     Slot *slot = &core->slots[s];
@@ -382,8 +390,9 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int3
             return admitted(&core->out, STATUS_OWN_NOROOM, own_short, 0, 0);
         }
     }
+    if (held) count_hits(core, slot->device, hits, -1); /* what it shares is no cache that could go for it */
     int64_t available = (int64_t)pool->nfree + spare_frames(core, slot->device, slot->group);
-    if (available > (int64_t)pool->nfree + pool->reclaimable - held) available = (int64_t)pool->nfree + pool->reclaimable - held;
+    if (held) count_hits(core, slot->device, hits, 1);
     int32_t first_frame = hits ? core->blocks[core->hits[0]].copies[slot->device] : -1;
     if (hits && tail < slot->nframes && slot->frames[tail] != first_frame) {
         const Frame *old = frame_of(core, slot, tail); /* the partial tail that a whole block replaces */

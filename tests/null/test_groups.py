@@ -316,6 +316,40 @@ def test_a_job_that_only_guaranteed_frames_could_hold_is_refused(system: Simulat
     assert other.call("generate", ctx, 1).reason == "length"
 
 
+def test_what_a_job_shares_is_not_what_could_go_for_it(system: SimulatedSystem) -> None:
+    """3 of its 9 frames are cache that it would share, 4 more are guaranteed to others, 5 are free: the core said that what is
+    missing could be evicted, the pager that it could not, and they went on like that for ever."""
+    owner, quiet = system.connect(1000), system.connect(1001)
+    limit(owner, "uid:1001", "hbm", soft=4)
+    quiet.call("release", context(quiet, 16))
+    owner.call("release", context(owner, 12, first=100))
+    ctx = owner.call("alloc_context").ctx
+    owner.call("append", ctx, ints(range(100, 136)))
+    error = refused(owner, E.ENOMEM, "generate", ctx, 1)
+    assert (error.detail["wanted"], error.detail["free"], error.detail["reclaimable"]) == (9, 5, 7)
+    assert used(system, "uid:1001") == 4
+
+
+@pytest.mark.parametrize("core", [TwinCore, Core])
+@pytest.mark.parametrize(("group", "soft", "hard"), [("uid:1001", 1, 0), ("uid:1000", 0, 4)])
+def test_frames_that_are_being_copied_out_are_waited_for(core: Any, group: str, soft: int, hard: int) -> None:
+    """Who finds no room but for what is under I/O is not refused: it comes back."""
+    system = SimulatedSystem(frames=6, dram=12, block_tokens=4, window_tokens=64, core=core)
+    owner, quiet = system.connect(1000), system.connect(1001)
+    context(quiet, 4)
+    ctx = context(owner, 16, first=100)
+    limit(owner, group, "hbm", soft=soft, hard=hard)
+    owner.post("demote", ctx, "dram")
+    owner.post("release", ctx)
+    assert system.available() == 1, "its frames are wired"
+    other = owner.call("alloc_context").ctx
+    prompt = list(range(50, 66))
+    owner.post("append", other, ints(prompt))
+    request = owner.post("generate", other, 1)
+    system.run()
+    assert tokens_of(owner.result(request).tokens) == reference_tokens(prompt, 1)
+
+
 def test_who_waits_goes_on_when_a_generation_has_grown_into_all_that_is_not_guaranteed(system: SimulatedSystem) -> None:
     """It ended while the next pass was planned, nothing else could run, and nobody looked again at who waited."""
     owner, quiet, late = (system.connect(uid) for uid in (1000, 1001, 1002))
