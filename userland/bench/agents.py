@@ -20,6 +20,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +29,7 @@ from attnix.syscalls.text import load_text
 from attnix.syscalls.types import UnameResult
 
 from .agents_engines import Engine, Outcome, Room, Weights, engines, peers_python
+from .agents_resumption import resumption
 from .agents_workload import BUILT_IN, Plan, Workload, draw, read_durations, sizes
 from .decode import export
 from .decode_engines import BenchError, PeerMissing, booted
@@ -226,6 +228,9 @@ def main() -> None:
     parser.add_argument("--engine", default=",".join(default.engines), help="comma-separated (%(default)s)")
     parser.add_argument("--size", default=",".join(default.sizes), help="KV budgets, comma-separated (%(default)s)")
     parser.add_argument(
+        "--resumption", action="store_true", help="only how soon a context of attnix speaks when its tool returns"
+    )
+    parser.add_argument(
         "--no-wait", action="store_true", help="attnix is told nothing of tools: only attnix-no-wait of it"
     )
     parser.add_argument("--runs", type=int, default=default.runs, help="behind each median (%(default)s)")
@@ -251,8 +256,12 @@ def main() -> None:
     chosen = tuple(filter(None, a.size.split(",")))
     options = Options(plan, names, chosen, a.runs, a.trace, a.results, a.model, a.python, a.limit)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
+    said = partial(print, file=sys.stderr, flush=True)
     try:
-        show(run(options, lambda text: print(text, file=sys.stderr, flush=True)), a.json)
+        if a.resumption:
+            show(resumption(a.model, asked(a.model).token_bytes, a.system_tokens, said), a.json)
+        else:
+            show(run(options, said), a.json)
     except (BenchError, ValueError) as error:
         sys.exit(f"attnix bench agents: {error}")
     except KeyboardInterrupt:

@@ -25,7 +25,7 @@ from attnix.syscalls import Context, connect
 from attnix.syscalls.client import Pending
 from attnix.syscalls.exceptions import ConnectionLost, TryAgain
 from attnix.syscalls.records import pack_ids, unpack_ids
-from attnix.syscalls.types import AppendArgs, AppendResult
+from attnix.syscalls.types import AppendArgs, AppendResult, ResumeArgs, ResumeResult
 
 from .agents_workload import Turn, Workload
 from .decode_engines import BenchError, Peer, PeerMissing, booted
@@ -164,6 +164,7 @@ class OurAgent:
         self.refused = 0
         self._context: Final[Context] = self.client.alloc_context()
         self._tells: Final = tells
+        self._waits = False
 
     def turn(self, turn: Turn, ids: list[int]) -> Answer:
         added = self._add(ids)
@@ -178,14 +179,21 @@ class OurAgent:
             except TryAgain as refusal:  # load control
                 added.result()
                 self.refused += 1
-                time.sleep(float(refusal.detail.get("retry_after", RETRY_S)))
+                after_ms = refusal.detail.get("retry_after_ms")
+                time.sleep(after_ms / 1e3 if isinstance(after_ms, int) else RETRY_S)
+
+    def leave(self, turn: Turn) -> None:
+        if self._tells:
+            self._context.wait_tool(turn.tool, eta=turn.wait_s if self._tells == "eta" else None)
+            self._waits = True
 
     def _add(self, ids: list[int]) -> Pending[Any]:
         """Sent without waiting for the answer, so that it arrives together with the request to generate."""
-        return self.client.submit("append", AppendArgs(self._context.handle, pack_ids(ids)), AppendResult)
-
-    def leave(self, turn: Turn) -> None:
-        return
+        packed, handle = pack_ids(ids), self._context.handle
+        if not self._waits:
+            return self.client.submit("append", AppendArgs(handle, packed), AppendResult)
+        self._waits = False
+        return self.client.submit("resume", ResumeArgs(handle, 0, packed), ResumeResult)
 
 
 def attnix(tells: str) -> Engine:

@@ -46,8 +46,8 @@ def main() -> None:
             *(f"-D{name}=OFF" for name in OFF),
         ]
         cmake = shutil.which("cmake") or str(Path(sys.executable).with_name("cmake"))
-        subprocess.run([cmake, "-S", source, "-B", build, *flags], check=True, stdout=subprocess.DEVNULL)
-        command = [cmake, "--build", build, "--target", "llama-server", "--parallel", jobs]
+        subprocess.run([cmake, "-S", str(source), "-B", str(build), *flags], check=True, stdout=subprocess.DEVNULL)
+        command = [cmake, "--build", str(build), "--target", "llama-server", "--parallel", jobs]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         partial = target.with_suffix(".partial")
         shutil.copy(build / "bin" / "llama-server", partial)
