@@ -115,7 +115,7 @@ def measure(
                     outcome = known[engine](work, room, weights, options.limit_s)
                 except PeerMissing as missing:
                     say(f"{engine}, {size.name}: missing: {missing}")
-                    found[size.name, engine] = Runs([], str(missing))  # half a measurement is none
+                    found[size.name, engine] = Runs([], str(missing)[:80])  # half a measurement is none
                     continue
                 runs.done.append(outcome)
                 kept.add(size.name, engine, outcome)

@@ -8,16 +8,18 @@ stepped in its own process without a server (bench/peers/agents_vllm.py), which 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
+import queue
 import random
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -31,9 +33,11 @@ from .agents_workload import Turn, Workload
 from .decode_engines import BenchError, Peer, PeerMissing, booted
 from .processors import cores
 
-WARM_TOKENS: Final = 256
+WARM_TOKENS: Final = 64
 START_S: Final = 120.0  # for a server to be ready
 RETRY_S: Final = 0.05
+PR_SET_PDEATHSIG: Final = 1
+HTTP_THREADS: Final = 32  # of llama.cpp's server: more than agents, so that none waits for one
 
 
 class Room(NamedTuple):
@@ -114,12 +118,22 @@ class Timed(NamedTuple):
     tokens: list[list[list[int]]]
 
 
+class _Job(NamedTuple):
+    seconds: float
+    firsts: list[float]  # of each turn, to its first token
+    tokens: list[list[int]]
+
+
 def together(work: Workload, agents: Sequence[Agent], limit_s: float) -> Timed:
-    """Run all agents at once, each in a thread.  Error: TimeoutError, and an agent's own."""
+    """Run all agents at once, each in a thread.  Error: TimeoutError, or what the first agent met that failed.
+
+    The others may then still wait for their engine: it must be ended next, which ends them.
+    """
     start = threading.Barrier(len(agents) + 1)
+    ended: queue.SimpleQueue[tuple[int, _Job | BaseException]] = queue.SimpleQueue()
     began = 0.0
 
-    def run(number: int) -> tuple[float, list[float], list[list[int]]]:
+    def run(number: int) -> _Job:
         firsts, tokens = [], []
         start.wait()
         asked = began
@@ -133,17 +147,30 @@ def together(work: Workload, agents: Sequence[Agent], limit_s: float) -> Timed:
                 asked = time.perf_counter() + turn.wait_s
                 agents[number].leave(turn)
                 time.sleep(max(0.0, asked - time.perf_counter()))
-            if time.perf_counter() > began + limit_s:
-                raise TimeoutError
-        return time.perf_counter() - began, firsts, tokens
+        return _Job(time.perf_counter() - began, firsts, tokens)
 
-    with ThreadPoolExecutor(len(agents)) as pool:
-        running = [pool.submit(run, number) for number in range(len(agents))]
-        began = time.perf_counter()
-        start.wait()
-        done = [each.result() for each in running]
-    returns = [first for _, firsts, _ in done for first in firsts[1:]]
-    return Timed([job for job, _, _ in done], [f[0] for _, f, _ in done], returns, [tokens for _, _, tokens in done])
+    def keep(number: int) -> None:
+        try:
+            ended.put((number, run(number)))
+        except BaseException as error:
+            ended.put((number, error))
+
+    for number in range(len(agents)):
+        threading.Thread(target=keep, args=(number,), daemon=True).start()
+    began = time.perf_counter()
+    start.wait()
+    jobs: dict[int, _Job] = {}
+    while len(jobs) < len(agents):
+        try:
+            number, job = ended.get(timeout=max(0.0, began + limit_s - time.perf_counter()))
+        except queue.Empty:
+            raise TimeoutError from None
+        if isinstance(job, BaseException):
+            raise job
+        jobs[number] = job
+    done = [jobs[number] for number in range(len(agents))]
+    returns = [first for job in done for first in job.firsts[1:]]
+    return Timed([job.seconds for job in done], [job.firsts[0] for job in done], returns, [job.tokens for job in done])
 
 
 def warm_ids(vocab_tokens: int) -> list[int]:
@@ -267,6 +294,7 @@ class LlamaAgent:
                 first = first or time.perf_counter()
                 tokens += event["tokens"]
         self._log += tokens
+        self.close()  # kept alive, each would hold one of the server's few threads; the next request opens another
         return Answer(first, tokens)
 
     def leave(self, turn: Turn) -> None:
@@ -310,10 +338,10 @@ def llama_server(python: str, unified: bool, room: Room, weights: Weights) -> It
     command = [
         str(binary), "--model", weights.gguf, "--host", "127.0.0.1", "--port", str(port), "--threads", str(cores()),
         "--ctx-size", str(room.slot_tokens), "--parallel", str(room.slots), "--cache-ram", str(room.spill_bytes >> 20),
-        "--kv-unified" if unified else "--no-kv-unified", "--no-webui", "--offline",
+        "--kv-unified" if unified else "--no-kv-unified", "--no-webui", "--offline", "--threads-http", str(HTTP_THREADS),
     ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
         try:
             end = time.monotonic() + START_S
             while not healthy(port):
@@ -325,6 +353,11 @@ def llama_server(python: str, unified: bool, room: Room, weights: Weights) -> It
         finally:
             server.kill()
             server.wait()
+
+
+def die_with_parent() -> None:
+    """In a new process: what kills the benchmark also ends the server."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def healthy(port: int) -> bool:
