@@ -224,11 +224,14 @@ def test_tokens_that_part_are_said() -> None:
     assert said[1] == "peer, all: 3 of 4 turns, 1 of 2 first turns as attnix"
 
 
-def test_without_attnix_there_is_no_ratio() -> None:
-    options = Options(engines=("peer",), sizes=("all",))
-    for row in rows({("all", "peer"): Runs([outcome([2.0, 2.0])], "")}, options, SMALL):
-        assert row.ratio is None
-        assert row.theirs is not None
+def test_the_first_engine_of_ours_is_compared_and_without_one_nothing_is() -> None:
+    found = {("all", "attnix-no-wait"): Runs([outcome([4.0])], ""), ("all", "peer"): Runs([outcome([2.0])], "")}
+    options = Options(engines=("peer", "attnix-no-wait"), sizes=("all",))
+    made = rows(found, options, SMALL)
+    assert {(row.peer, row.ratio) for row in made if row.case.startswith("job")} == {("peer", 0.5)}
+    assert rows(found, options._replace(engines=("peer",)), SMALL) == []
+    alone = rows(found, options._replace(engines=("attnix-no-wait",)), SMALL)
+    assert {(row.peer, row.theirs) for row in alone} == {("none", None)}
 
 
 def test_unknown_names_are_refused() -> None:
@@ -316,7 +319,7 @@ def test_a_server_that_is_not_there_is_missing(tmp_path: Path) -> None:
     with pytest.raises(PeerMissing, match=r"did not start: no such option"):
         llama(str(python), unified=True)(SMALL, room, WEIGHTS, 10.0)
     with pytest.raises(PeerMissing, match=r"make peers"):
-        agents_engines.vllm(str(python), tmp_path)(SMALL, room, WEIGHTS, 10.0)
+        agents_engines.vllm(str(python), tmp_path, 128)(SMALL, room, WEIGHTS, 10.0)
 
 
 # -- attnix on the simulated device --------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from .report import show
 from .row import Row
 
 OURS: Final = "attnix"
+NOBODY: Final = "none"
 SPILL_BYTES: Final = 2 << 30
 LIMIT_S: Final = 1200.0
 
@@ -182,28 +183,36 @@ MEASURES: Final[tuple[tuple[str, str, Callable[[Outcome], float]], ...]] = (
 
 
 def rows(found: Found, options: Options, work: Workload) -> list[Row]:
-    """Medians over the runs, less is better.  The limit of prompt tokens is what must be computed once."""
+    """Medians over the runs, less is better; none when no engine of ours took part.  The limit of prompt tokens is what must
+    be computed once."""
     made = []
-    for size in [name for name in sizes(work) if name in options.sizes]:
-        ours = found[size, OURS].done if OURS in options.engines else []
-        others = [name for name in options.engines if name != OURS]
+    mine = ours_of(options.engines)
+    others = [name for name in options.engines if name != mine] or [NOBODY]
+    for size in [name for name in sizes(work) if name in options.sizes and mine]:
+        ours = found[size, mine].done
         for title, unit, measured in MEASURES:
             limit = float(work.least_prompt_tokens) if unit == "tokens" else None
-            mine = statistics.median(map(measured, ours)) if ours else float("nan")
-            for name in others or ["none"]:
-                runs = found[size, name] if others else Runs([], "")
+            median = statistics.median(map(measured, ours))
+            for name in others:
+                runs = found.get((size, name), Runs([], ""))
                 theirs = statistics.median(map(measured, runs.done)) if runs.done else None
                 peer = f"{name} (missing: {runs.missing})" if runs.missing else name
-                ratio = theirs / mine if theirs is not None and ours else None
-                share = limit / mine if limit and ours else None
+                ratio = theirs / median if theirs is not None else None
                 n = min(len(ours), len(runs.done)) if runs.done else len(ours)
-                made.append(Row("agents", f"{title}, {size}", mine, unit, peer, theirs, ratio, limit, share, n))
+                share = limit / median if limit else None
+                made.append(Row("agents", f"{title}, {size}", median, unit, peer, theirs, ratio, limit, share, n))
     return made
+
+
+def ours_of(names: Sequence[str]) -> str:
+    """The engine that the others are compared with: the first of ours."""
+    return next((name for name in names if name.startswith(OURS)), "")
 
 
 def compare(found: Found, options: Options, say: Callable[[str], None]) -> None:
     """Say how many turns are token for token those of attnix: numerics differ, and from there on so does the context."""
-    reference = next((runs.done[0] for (_, name), runs in found.items() if name == OURS and runs.done), None)
+    mine = ours_of(options.engines)
+    reference = next((runs.done[0] for (_, name), runs in found.items() if name == mine and runs.done), None)
     if reference is None:
         return
     for (size, name), runs in found.items():
@@ -214,7 +223,7 @@ def compare(found: Found, options: Options, say: Callable[[str], None]) -> None:
                 same += sum(alike)
                 turns += len(alike)
                 first += alike[0]
-            say(f"{name}, {size}: {same} of {turns} turns, {first} of {len(reference.tokens)} first turns as attnix")
+            say(f"{name}, {size}: {same} of {turns} turns, {first} of {len(reference.tokens)} first turns as {mine}")
 
 
 def main() -> None:

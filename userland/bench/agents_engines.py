@@ -385,11 +385,12 @@ def free_port() -> int:
 # -- vLLM ---------------------------------------------------------------------------------------------------------------
 
 
-def vllm(python: str, cache: Path) -> Engine:
+def vllm(python: str, cache: Path, block_tokens: int) -> Engine:
     """cache: where it keeps what it compiles."""
 
     def run(work: Workload, room: Room, weights: Weights, limit_s: float) -> Outcome:
-        settings = {"hf": weights.hf, "kv_bytes": room.kv_bytes, "agents": len(work.agents)}
+        settings: dict[str, Any] = {"hf": weights.hf, "kv_bytes": room.kv_bytes, "agents": len(work.agents)}
+        settings["block_tokens"] = block_tokens
         settings["window"] = work.longest_tokens + 64
         intel = (
             Path(python).parents[1] / "lib" / "libiomp5.so"
@@ -421,7 +422,8 @@ def engines(python: str, cache: Path) -> dict[str, Engine]:
         "attnix": attnix("eta"),
         "attnix-no-eta": attnix("tool"),
         "attnix-no-wait": attnix(""),
-        "vllm": vllm(python, cache),
+        "vllm": vllm(python, cache, 128),
+        "vllm-32": vllm(python, cache, 32),
         "llama.cpp": llama(python, unified=False),
         "llama.cpp-pinned": llama(python, unified=False, pinned=True),
         "llama.cpp-unified": llama(python, unified=True),

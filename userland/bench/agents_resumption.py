@@ -64,6 +64,8 @@ class Pair:
     def first(self, case: str) -> First:
         """One wait and what follows.  Error: BenchError when it stayed in hbm though it should not, or the reverse."""
         eta = {"no eta": None, "eta ten times too long": 10 * WAIT_S}.get(case, WAIT_S)
+        self.measured.generate(1, ignore_eos=True)  # its turn: it is in hbm when it begins to wait
+        self.measured.truncate(self._tokens)
         back = time.perf_counter() + WAIT_S
         self.measured.wait_tool(case, eta=eta)
         if case != STAYED:

