@@ -218,10 +218,17 @@ def test_a_run_that_is_kept_is_not_repeated(tmp_path: Path) -> None:
 
 def test_tokens_that_part_are_said() -> None:
     found = {("all", "attnix"): Runs([outcome([1.0])], ""), ("all", "peer"): Runs([outcome([1.0])], "")}
-    found["all", "peer"].done[0].tokens[1][0][0] = 99
+    found["all", "peer"].done[0].tokens[0][0][2] = 99  # agent 1 generates 4 tokens in its first turn, agent 2 one
     said: list[str] = []
     agents.compare(found, Options(), said.append)
-    assert said[1] == "peer, all: 3 of 4 turns, 1 of 2 first turns as attnix"
+    turns, first = said[1].split("; ")
+    assert turns == "peer, all: 3 of 4 turns are token for token those of attnix"
+    assert (
+        first == "of the first turn the first token of 2 of 2 agents, and 2 tokens in the median"
+    )  # of 2 and 1, rounded
+    found["all", "peer"].done[0].tokens[1][0][0] = 99
+    agents.compare(found, Options(), said.append)
+    assert "first token of 1 of 2 agents" in said[3]
 
 
 def test_the_first_engine_of_ours_is_compared_and_without_one_nothing_is() -> None:

@@ -210,20 +210,25 @@ def ours_of(names: Sequence[str]) -> str:
 
 
 def compare(found: Found, options: Options, say: Callable[[str], None]) -> None:
-    """Say how many turns are token for token those of attnix: numerics differ, and from there on so does the context."""
+    """Say how far tokens are those of our engine: numerics differ, and where tokens part so does the context from there on."""
     mine = ours_of(options.engines)
     reference = next((runs.done[0] for (_, name), runs in found.items() if name == mine and runs.done), None)
     if reference is None:
         return
     for (size, name), runs in found.items():
         for outcome in runs.done[:1]:
-            same = first = turns = 0
-            for ours, theirs in zip(reference.tokens, outcome.tokens, strict=True):
-                alike = [a == b for a, b in zip(ours, theirs, strict=True)]
-                same += sum(alike)
-                turns += len(alike)
-                first += alike[0]
-            say(f"{name}, {size}: {same} of {turns} turns, {first} of {len(reference.tokens)} first turns as {mine}")
+            pairs = list(zip(reference.tokens, outcome.tokens, strict=True))
+            turns = [ours == theirs for a, b in pairs for ours, theirs in zip(a, b, strict=True)]
+            first = [alike(ours[0], theirs[0]) for ours, theirs in pairs]
+            say(
+                f"{name}, {size}: {sum(turns)} of {len(turns)} turns are token for token those of {mine}; of the first turn the first "
+                f"token of {sum(map(bool, first))} of {len(first)} agents, and {statistics.median(first):.0f} tokens in the median"
+            )
+
+
+def alike(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Tokens before they part."""
+    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
 
 
 def main() -> None:
