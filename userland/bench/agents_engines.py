@@ -37,7 +37,6 @@ WARM_TOKENS: Final = 64
 START_S: Final = 120.0  # for a server to be ready
 RETRY_S: Final = 0.05
 PR_SET_PDEATHSIG: Final = 1
-HTTP_THREADS: Final = 32  # of llama.cpp's server: more than agents, so that none waits for one
 
 
 class Room(NamedTuple):
@@ -294,7 +293,7 @@ class LlamaAgent:
                 first = first or time.perf_counter()
                 tokens += event["tokens"]
         self._log += tokens
-        self.close()  # kept alive, each would hold one of the server's few threads; the next request opens another
+        self.close()  # the server does that after some idle seconds; the next request opens another
         return Answer(first, tokens)
 
     def leave(self, turn: Turn) -> None:
@@ -338,7 +337,7 @@ def llama_server(python: str, unified: bool, room: Room, weights: Weights) -> It
     command = [
         str(binary), "--model", weights.gguf, "--host", "127.0.0.1", "--port", str(port), "--threads", str(cores()),
         "--ctx-size", str(room.slot_tokens), "--parallel", str(room.slots), "--cache-ram", str(room.spill_bytes >> 20),
-        "--kv-unified" if unified else "--no-kv-unified", "--no-webui", "--offline", "--threads-http", str(HTTP_THREADS),
+        "--kv-unified" if unified else "--no-kv-unified", "--no-webui", "--offline",
     ]  # fmt: skip
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
