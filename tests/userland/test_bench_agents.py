@@ -140,8 +140,16 @@ def test_each_agent_gets_the_system_prompt_once_and_its_turns_in_order() -> None
 
 
 def test_agents_that_take_too_long_or_answer_too_little() -> None:
+    never = threading.Event()
+
+    class Deaf(Parrot):
+        def turn(self, turn: Turn, ids: list[int]) -> Answer:
+            never.wait()
+            return Answer(0.0, [])
+
     with pytest.raises(TimeoutError):
-        together(SMALL, [Parrot(), Parrot()], 0.0)
+        together(SMALL, [Parrot(), Deaf()], 0.0)
+    never.set()
 
     class Mute(Parrot):
         def turn(self, turn: Turn, ids: list[int]) -> Answer:

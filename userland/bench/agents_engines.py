@@ -36,6 +36,7 @@ from .processors import cores
 WARM_TOKENS: Final = 64
 START_S: Final = 120.0  # for a server to be ready
 RETRY_S: Final = 0.05
+LOOK_S: Final = 0.5
 PR_SET_PDEATHSIG: Final = 1
 
 
@@ -161,9 +162,11 @@ def together(work: Workload, agents: Sequence[Agent], limit_s: float) -> Timed:
     jobs: dict[int, _Job] = {}
     while len(jobs) < len(agents):
         try:
-            number, job = ended.get(timeout=max(0.0, began + limit_s - time.perf_counter()))
+            number, job = ended.get(timeout=LOOK_S)  # a signal may wake another thread, and then waits for this one
         except queue.Empty:
-            raise TimeoutError from None
+            if time.perf_counter() > began + limit_s:
+                raise TimeoutError from None
+            continue
         if isinstance(job, BaseException):
             raise job
         jobs[number] = job
