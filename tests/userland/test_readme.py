@@ -36,7 +36,7 @@ def test_its_python_runs_against_the_default_model(
         assert not os.environ.get("CI"), "`make test` pulls SmolLM2 first"
         pytest.skip("SmolLM2 is not there: run `attnix pull smollm2`")
     programs = blocks("python")
-    assert len(programs) == 2
+    assert len(programs) == 3
     assert len([line for line in programs[0].splitlines() if line.strip()]) <= 12
     socket = str(tmp_path / "run" / "s.sock")
     monkeypatch.setenv("ATTNIX_SOCKET", socket)
@@ -57,6 +57,11 @@ def test_its_python_runs_against_the_default_model(
             context.append(messages=[("user", "Tell me a story about a fox and a crow.")])
             alone = context.generate(max_tokens=60).text
         assert alone in said.stdout, "the fork did not change what the first context said"
+        # The agent, with a tool that is in less of a hurry to be looked at.
+        agent = programs[2].replace("sleep 5", "sleep 0.1").replace("eta=5.0", "eta=0.1")
+        said = subprocess.run([sys.executable, "-c", agent], capture_output=True, text=True, timeout=120)
+        assert (said.returncode, said.stderr) == (0, "")
+        assert "appended=21, waited_ms=" in said.stdout and "recomputed_tokens=0" in said.stdout
     finally:
         assert attnix("shutdown").status == 0
 
