@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .movers import Move
 
+ROUNDS = 16  # rounds of planning, beside two for each job, after which the end of a transfer is waited for
 PASSERS = 4  # jobs that are tried in the place of the first that does not fit, per pass
 _SEQ_WORDS, _SEQ_START = SEQ_BYTES // 4, 2  # of `seqs` as int32: length of a record, and where its `start` is
 _FINAL_FLAG = {JobKind.PREFILL: 0, JobKind.GENERATE: SAMPLE, JobKind.FORWARD: FORWARD, JobKind.SCORE: SCORE}
@@ -161,6 +162,8 @@ class Scheduler:
             # Prompts that turned out to be computed already have left the queue, or somebody lost its frames: others may
             # be admitted now.  Each round ends a job or serves the oldest, so there cannot be many.
             rounds += 1
+            if rounds > ROUNDS + 2 * len(self.queue) and self._m.movers.moving():
+                return  # frames only change hands until a transfer has ended
             if rounds > 1000 + 2 * len(self.queue):
                 raise Panic(f"{device.name}: no pass can be planned for {len(self.queue)} waiting contexts")
 
@@ -295,14 +298,15 @@ class Scheduler:
         limited: list[int] = []  # groups at a limit of their own: that holds up nobody else
         spare = tried = 0
         self.short = None
-        for context in self._line:
+        # Those that nobody waits for yet come last: what they took would be taken back by whoever is short of it.
+        for context in sorted(self._line, key=lambda c: c.wait is not None):
             if context.admitted or not context.queued or self._core.in_flight(context.slot):
                 continue
             if limited and any(context.process.group.within(number) for number in limited):
                 continue
             if active < 0:
                 active = self.active()
-            if context.wait is not None:  # nobody waits for it yet, so nobody waits behind it
+            if context.wait is not None:
                 if first is None and not self.guard.full(active) and self.pager.admit(context, active):
                     active += 1
                 elif first is None and self.pager.full:

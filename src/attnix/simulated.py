@@ -245,13 +245,15 @@ class SimulatedSystem:
         return moved
 
     def fail(self, device: int = 0, reason: str = "injected") -> bool:
-        """The oldest pass fails and touches nothing."""
+        """The oldest pass or transfer fails and touches nothing."""
         if not self.pending[device]:
             return False
         effect = self.pending[device].popleft()
         if isinstance(effect, Exec):
             self.step(ExecFailed(device, effect.seq, E.EIO, reason))
         else:
+            if effect.gate >= 0:  # a driver says so there before it says how the transfer ended
+                memoryview(self.gates).cast("q")[effect.gate] = gate_value(effect.ticket, GATE_FAILED)
             failed = tuple((k, int(E.EIO)) for k in range(len(effect.pairs) // 8))
             self.step(TransferDone(device, effect.seq, failed, 0, 0))
         return True

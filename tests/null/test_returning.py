@@ -16,6 +16,7 @@ from attnix.kernel.context import Context
 from attnix.kernel.core import Core
 from attnix.kernel.lifetimes import MS
 from attnix.kernel.returning import MOST_FETCHES
+from attnix.kernel.twin import TwinCore
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
 S = 1000 * MS
@@ -344,3 +345,27 @@ def test_agents_say_the_same_with_and_without_waits(policy: str, dram: int) -> N
         client.call("release", ctx)
     made.run()
     assert made.available() == 10 >= system_free
+
+
+@pytest.mark.parametrize("core", [TwinCore, Core])
+def test_what_is_brought_back_for_nobody_yet_takes_no_turns_with_a_job(core: Any) -> None:
+    """Both found frames that had to be copied out first; the one mapped what it had in the cache, the other took that away
+    again, and so on until the kernel gave up."""
+    options: dict[str, int | str] = {"evict.policy": "lru", "sched.watermark_permille": 0}
+    system = SimulatedSystem(core=core, frames=9, dram=12, block_tokens=4, sysctl=options)
+    client, other = system.connect(), system.connect(1001)
+    waits = client.call("alloc_context").ctx
+    client.call("append", waits, ints(range(12)))
+    system.run()
+    client.call("wait_tool", waits, "search", 50)
+    large = other.call("alloc_context").ctx
+    other.call("append", large, ints(range(100, 128)))
+    system.run()
+    other.call("release", large)
+    client.post("prefetch", waits, "hbm")
+    job = other.call("alloc_context").ctx
+    prompt = list(range(200, 236))
+    other.post("append", job, ints(prompt))
+    request = other.post("generate", job, 1)
+    system.run()
+    assert tokens_of(other.result(request).tokens) == reference_tokens(prompt, 1)
