@@ -144,8 +144,8 @@ class Daemon:
             connection.abort()
 
     def _may_connect(self, credentials: Credentials) -> str:
-        if credentials.uid == self._owner_uid:
-            return ""
+        if credentials.uid == self._owner_uid or self._listener.shared:
+            return ""  # who else reaches a shared socket is a member of its group: the file's rights say so
         return f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
 
     def _panic(self, error: BaseException, event: Event | None) -> None:

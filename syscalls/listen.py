@@ -2,7 +2,7 @@
 
 The directory is private (0700), the socket is 0600 from the first instant, and one lock file beside it says which
 daemon owns the path: a second daemon fails without touching the first, and only a socket that nobody serves is
-replaced.  What is not a socket is never deleted.  The lock file stays behind: taking it away would race with the next.
+replaced.  With a group, its members may search the directory (0710) and connect (0660) too; they are told apart by uid.  What is not a socket is never deleted.  The lock file stays behind: taking it away would race with the next.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import grp
 import os
 import socket
 import stat
@@ -40,18 +41,26 @@ def peer_credentials(fd: int) -> Credentials:
 
 
 class Listener:
-    """Owns a socket path from construction to `close`.  Error: CannotListen, and then nothing was changed."""
+    """Owns a socket path from construction to `close`.  Error: CannotListen, and then nothing was changed.
 
-    def __init__(self, path: str) -> None:
+    group  name or number of a group whose members may connect too; "": nobody but the owner
+    """
+
+    def __init__(self, path: str, group: str = "") -> None:
         self.path: Final = os.path.abspath(path)
+        self.shared: Final = bool(group)
+        gid = _gid(group) if group else -1
         _check_length(self.path)
         directory = os.path.dirname(self.path)
-        _private_directory(directory)
+        _private_directory(directory, gid)
         self._lock = _take_lock(self.path)
         try:
             _clear_stale(self.path)
             self.socket: Final = _bind(self.path)
             self._inode = os.lstat(self.path).st_ino
+            if self.shared:
+                os.chown(self.path, -1, gid)
+                os.chmod(self.path, 0o660)
         except BaseException:
             os.close(self._lock)
             raise
@@ -75,13 +84,26 @@ def _check_length(path: str) -> None:
         )
 
 
-def _private_directory(directory: str) -> None:
-    """Make the directory (0700) or check that it can be trusted: ours, and nobody else may put files into it."""
+def _gid(group: str) -> int:
+    try:
+        gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise CannotListen(f"there is no group {group!r} to share the socket with; `getent group` lists them") from None
+    if os.geteuid() != 0 and gid not in (os.getegid(), *os.getgroups()):
+        raise CannotListen(f"you are no member of group {group}, so you cannot share the socket with it")
+    return gid
+
+
+def _private_directory(directory: str, gid: int) -> None:
+    """Make the directory (0700, or 0710 for a group) or check that it can be trusted: ours, and nobody else may put files
+    into it."""
     try:
         with contextlib.suppress(FileExistsError):
             os.makedirs(os.path.dirname(directory), exist_ok=True)
             os.mkdir(directory, 0o700)
-            os.chmod(directory, 0o700)  # mkdir's mode passes through the umask
+            if gid >= 0:
+                os.chown(directory, -1, gid)
+            os.chmod(directory, 0o700 if gid < 0 else 0o710)  # mkdir's mode passes through the umask
         found = os.lstat(directory)
     except OSError as error:
         raise CannotListen(f"the socket's directory {directory} cannot be used: {error.strerror}") from error
@@ -93,6 +115,11 @@ def _private_directory(directory: str) -> None:
         raise CannotListen(
             f"others can write to the socket's directory {directory} (mode {stat.S_IMODE(found.st_mode):04o}); "
             "use one of your own, mode 0700"
+        )
+    if gid >= 0 and not found.st_mode & stat.S_IXOTH and not (found.st_gid == gid and found.st_mode & stat.S_IXGRP):
+        raise CannotListen(
+            f"group {gid} cannot reach the socket's directory {directory} (mode {stat.S_IMODE(found.st_mode):04o}): "
+            f"chgrp {gid} {directory} && chmod 0710 {directory}, or let attnix make one (--socket)"
         )
 
 

@@ -91,6 +91,7 @@ class Options(NamedTuple):
     tiers: tuple[TierRequest, ...] = ()  # below dram
     tier_write: str = ""
     record: str = ""  # file; "": none
+    socket_group: str = ""  # whose members may connect too
 
 
 class Shape(NamedTuple):
@@ -334,7 +335,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     for signum in _STOPPED:
         loop.add_signal_handler(signum, this.cancel, signum.name)  # until the daemon has its own
     try:
-        listener = Listener(options.socket)
+        listener = Listener(options.socket, options.socket_group)
     except CannotListen as error:
         raise BootError(str(error)) from error
     relay = _Relay()
@@ -429,6 +430,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--socket", default=default_socket_path(), help="Unix socket to serve (default: %(default)s)")
     parser.add_argument(
+        "--socket-group", default="", metavar="GROUP", help="its members may connect too (default: nobody else)"
+    )
+    parser.add_argument(
         "--hbm",
         default="256MiB",
         type=_argument(parse_bytes),
@@ -492,7 +496,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     return Options(
         a.model, a.socket, a.hbm, a.accels, a.block_tokens, a.window, a.max_contexts, a.dtype, a.kv_dtype, a.numerics,
         a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl), dram, tiers, a.tier_write,
-        a.record,
+        a.record, a.socket_group,
     )  # fmt: skip
 
 

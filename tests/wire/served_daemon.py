@@ -150,7 +150,7 @@ async def serve(options: dict[str, Any]) -> int:
         return peer_credentials(fd) if uid is None else Credentials(1, uid, uid)
 
     try:
-        listener = Listener(options["socket"])
+        listener = Listener(options["socket"], options.get("socket_group", ""))
     except CannotListen as error:
         print(error, flush=True)
         return 1

@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from attnix.kernel.errors import E
 from attnix.syscalls import ConnectionLost, connect, default_socket_path
+from attnix.syscalls.exceptions import AccessDenied
 from attnix.syscalls.listen import MAX_PATH_BYTES, CannotListen, Listener, peer_credentials
 
 pack: Any = msgpack.packb  # its stubs say that it may return None
@@ -194,21 +196,18 @@ def test_another_uid_is_refused_with_a_reason(serve: Any) -> None:
     assert served.stop() == 0
 
 
-def as_user(uid: int, path: str) -> str:
-    """What a process of that uid is told at the socket: the daemon's message, or the error of its connect."""
+def in_child(work: Callable[[], str], uid: int, *groups: int) -> str:
+    """What `work` says in a process of that uid, or the error that ended it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:  # nothing here may raise into pytest
         said = "?"
         try:
-            os.setgroups([])
+            os.setgroups(groups)
             os.setgid(uid)
             os.setuid(uid)
-            with socket.socket(socket.AF_UNIX) as peer:
-                peer.settimeout(20)
-                peer.connect(path)
-                said = repr(peer.recv(4096))
-        except OSError as error:
+            said = work()
+        except Exception as error:
             said = type(error).__name__
         finally:
             os.write(writer, said.encode())
@@ -217,6 +216,18 @@ def as_user(uid: int, path: str) -> str:
     os.waitpid(child, 0)
     with os.fdopen(reader) as pipe:
         return pipe.read()
+
+
+def as_user(uid: int, path: str) -> str:
+    """What a process of that uid is told at the socket: the daemon's message, or the error of its connect."""
+
+    def greeted() -> str:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(20)
+            peer.connect(path)
+            return repr(peer.recv(4096))
+
+    return in_child(greeted, uid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -278,3 +289,49 @@ def test_shutdown_answers_its_caller(serve: Any) -> None:
         client.shutdown()
     assert served.process.wait(20) == 0
     assert not os.path.exists(served.path)
+
+
+GROUP = 54321  # of nobody
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_group_shares_the_socket(serve: Any) -> None:
+    """Its members get in and are who they are; others do not.  Neither can end the other's processes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        os.chmod(base, 0o711)
+        served = serve(path=f"{base}/run/a.sock", socket_group=str(GROUP))
+        for path, mode in ((served.path, 0o660), (f"{base}/run", 0o710)):
+            found = os.stat(path)
+            assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (mode, 0, GROUP)
+        assert as_user(65534, served.path) == "PermissionError"
+
+        def member() -> str:
+            with connect(served.path) as client:
+                context = client.alloc_context()
+                context.append(tokens=[1, 2, 3])
+                (mine,) = client.ps().processes
+                try:
+                    client.kill(owner.server.pid)
+                except AccessDenied:
+                    return f"{client.server.uid} {mine.group} {context.generate(3, ignore_eos=True).reason}"
+            return "it killed a process of another user"
+
+        with connect(served.path) as owner:
+            assert in_child(member, 65534, GROUP) == "65534 uid:65534 length"
+            assert owner.server.uid == 0
+        served.fit()
+        served.stop()
+
+
+def test_a_group_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CannotListen, match="no group 'nobody-has-this'"):
+        Listener(str(tmp_path / "run" / "a.sock"), "nobody-has-this")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_group_that_cannot_reach_the_directory(tmp_path: Path) -> None:
+    """One that was there before is not opened to others unasked."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    with pytest.raises(CannotListen, match=f"chgrp {os.getegid()}"):
+        Listener(str(tmp_path / "run" / "a.sock"), str(os.getegid()))
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700

@@ -48,6 +48,9 @@ def boot(
         list[str] | None, typer.Option(metavar="SIZE[,JSON]", help="A simulated tier. Repeatable.")
     ] = None,
     sysctl: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Set a tunable. Repeatable.")] = None,
+    socket_group: Annotated[
+        str, typer.Option(metavar="GROUP", help="Members of this group may connect too; each uid has its own quota.")
+    ] = "",
     record: Annotated[
         str, typer.Option(metavar="FILE", help="Write every event down, for `attnix replay FILE`. Holds all tokens.")
     ] = "",
@@ -71,7 +74,7 @@ def boot(
     given = {
         "model": model, "hbm": hbm, "accels": accels, "block-tokens": block_tokens, "window": window,
         "max-contexts": max_contexts, "dtype": dtype, "kv-dtype": kv_dtype, "numerics": numerics, "threads": threads,
-        "sharing": sharing, "state-dir": state_dir, "sim": sim, "dram": dram, "tier-write": tier_write, "record": os.path.abspath(record) if record else "",
+        "sharing": sharing, "socket-group": socket_group, "state-dir": state_dir, "sim": sim, "dram": dram, "tier-write": tier_write, "record": os.path.abspath(record) if record else "",
     }  # fmt: skip
     flags = [text for name, value in given.items() if value not in ("", None) for text in (f"--{name}", str(value))]
     repeated = {"nvme": nvme, "remote": remote, "sim-tier": sim_tier}
