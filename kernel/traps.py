@@ -722,6 +722,10 @@ def fsck_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c
 
 
 def dmesg(m: Machine, connection: Connection, call: Syscall, args: c.DmesgArgs) -> c.DmesgResult:
+    if not alone(m, connection.uid):
+        raise Errno(
+            E.EACCES, "the log names what all users do: while others are served, only the daemon's own user reads it"
+        )
     return c.DmesgResult(m.dmesg.since(args.since))
 
 

@@ -254,7 +254,8 @@ CALLS: Final[tuple[Call, ...]] = (
         the numbers that decided, oldest first.
         """, since=2),
     _call(86, "dmesg", _SYSTEM, c.DmesgArgs, c.DmesgResult, "EACCES", """
-        The kernel's log after entry number `since`, oldest first.
+        The kernel's log after entry number `since`, oldest first.  While several uids are served only the daemon's own user
+        may read it (EACCES).
         """),
     _call(87, "fsck", _SYSTEM, c.Empty, c.FsckResult, "EACCES", """
         Check every invariant of DESIGN.md §3 now, and name the ones that do not hold.

@@ -393,7 +393,9 @@ class SyncPlainCalls(ABC):
         return self._invoke("explain", ExplainArgs(ctx, cid, block), ExplainResult)
 
     def dmesg(self, since: int = 0) -> DmesgResult:
-        """The kernel's log after entry number `since`, oldest first."""
+        """The kernel's log after entry number `since`, oldest first. While several uids are served only the daemon's
+        own user may read it (EACCES).
+        """
         return self._invoke("dmesg", DmesgArgs(since), DmesgResult)
 
     def fsck(self) -> FsckResult:
@@ -769,7 +771,9 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("explain", ExplainArgs(ctx, cid, block), ExplainResult)
 
     async def dmesg(self, since: int = 0) -> DmesgResult:
-        """The kernel's log after entry number `since`, oldest first."""
+        """The kernel's log after entry number `since`, oldest first. While several uids are served only the daemon's
+        own user may read it (EACCES).
+        """
         return await self._invoke("dmesg", DmesgArgs(since), DmesgResult)
 
     async def fsck(self) -> FsckResult:

@@ -500,3 +500,16 @@ def test_what_a_tier_finds_after_a_restart_is_its_uids(core: Any) -> None:
     for name in ("uid:1001/x", "public"):
         again = context(client, 9, domain=name)
         assert client.call("stat", again).usage.nvme_tokens == 8
+
+
+def test_the_log_is_for_everybody_only_while_there_is_one_user() -> None:
+    system = SimulatedSystem()
+    client = system.connect(uid=1001)
+    assert client.call("dmesg", 0).rows
+    owner = system.connect(uid=1000)
+    with pytest.raises(Errno) as refused:
+        client.call("dmesg", 0)
+    assert refused.value.code is E.EACCES
+    assert owner.call("dmesg", 0).rows
+    system.disconnect(owner)
+    assert client.call("dmesg", 0).rows
