@@ -559,7 +559,7 @@ def test_everything(machine: type[Everything]) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_drawn_evenly(machine: type[Everything], seed: int) -> None:
     """Long ones, in which much is computed: what hypothesis draws seldom comes that far."""
