@@ -46,6 +46,7 @@ class Wait:
     """One wait.  All times are the kernel's `now_ns`.
 
     eta_ns        what the caller said it would take; -1: nothing
+    foretold      and it was believed: due_ns rests on that
     due_ns        when the answer is expected; 0: nobody knows
     early_ns      one in ten comes before that
     deadline_ns   when it is given up; 0: never
@@ -55,7 +56,7 @@ class Wait:
 
     __slots__ = (
         "begun_ns", "context", "deadline_ns", "decision", "due_ns", "early_ns", "eta_ns", "fetch_ns", "fetches",
-        "keep_until_ns", "number", "tool",
+        "foretold", "keep_until_ns", "number", "tool",
     )  # fmt: skip
 
     def __init__(self, context: Context, number: int, tool: str, begun_ns: int, eta_ns: int, deadline_ns: int) -> None:
@@ -67,6 +68,7 @@ class Wait:
         self.deadline_ns = deadline_ns
         self.due_ns = 0
         self.early_ns = 0
+        self.foretold = False
         self.decision = "keep"
         self.keep_until_ns = 0
         self.fetch_ns = 0  # when it is to be brought back; 0: not, or it is there
@@ -91,6 +93,7 @@ class Lifetimes:
         self._queued_ns: deque[int] = deque(maxlen=_QUEUED)  # follow-ups of contexts that had lost their frames
         self._pauses = Sample(1024)  # between turns of contexts that wait for no tool
         self.waiting = 0  # contexts
+        self._foretold = 0  # of them, those whose return somebody said and was believed
         self.tools = Tools()
         self.memory = Memory()
         self.returning = Returning(machine)
@@ -98,6 +101,12 @@ class Lifetimes:
     @property
     def policy(self) -> WaitPolicy:
         return POLICIES[self._m.sysctl.wait]
+
+    @property
+    def ranks(self) -> bool:
+        """Contexts that rest are taken by cost and due time now.  What was learnt of tools alone is not worth that: on recorded
+        agents a call's past says so little of it that the least recently used context is as good a guess (docs/agents.md)."""
+        return self._foretold > 0 and self.policy.ranks
 
     def restore(self, event: Restored) -> None:
         """What the journal holds."""
@@ -127,11 +136,13 @@ class Lifetimes:
         if forecast.expected_ns >= 0:
             wait.due_ns = m.now_ns + max(1, forecast.expected_ns)
             wait.early_ns = m.now_ns + forecast.early_ns
+            wait.foretold = forecast.by_eta
         self._decide(wait, forecast)
         context.wait, context.waited = wait, wait.number
         context.waits += 1
         context.rested_ns = context.asked_ns = 0
         self.waiting += 1
+        self._foretold += wait.foretold
         m.count("tool_waits")
         m.count(f"tool_waits_{wait.decision}")
         m.schedulers[context.device].rest(context)
@@ -201,6 +212,7 @@ class Lifetimes:
     def _end(self, wait: Wait) -> None:
         wait.context.wait = None
         self.waiting -= 1
+        self._foretold -= wait.foretold
         self.returning.cancel(wait)
         if wait.deadline_ns:
             self._deadlines.over()
@@ -374,6 +386,9 @@ class Lifetimes:
         found = []
         if len(waits) != self.waiting:
             found.append(f"{len(waits)} contexts wait for a tool, the count says {self.waiting}")
+        foretold = sum(wait.foretold for wait in waits)
+        if foretold != self._foretold:
+            found.append(f"{foretold} callers have said when they are back, the count is {self._foretold}")
         timed = {wait.number for wait in self._deadlines.pending()}
         for wait in waits:
             context = wait.context

@@ -318,7 +318,7 @@ class Pager:
             and self._m.tiers.evictors[self._device.index].policy.name != "lru"
         ):
             # Where waits are ranked, nobody is taken from who waits for a tool before that is wanted.
-            ranked = self._m.lifetimes.policy.ranks
+            ranked = self._m.lifetimes.ranks
             for _, context in zip(range(IDLE_AT_ONCE), self._fair(self._sched.idle.victims(), requester), strict=False):
                 if not (ranked and context.wait) and self._can_drop(context) and not self._drop(context, "idle"):
                     break

@@ -1,6 +1,6 @@
 """Contexts of one compute device that have no job and perhaps frames, in the order in which they let go of them.
 
-Least recently used first, unless the wait policy ranks them (kernel/wait/): then of some that were used least recently and
+Least recently used first, unless the wait policy ranks them (Lifetimes.ranks): then of some that were used least recently and
 some that are due last, the one whose frames are worth least is first: what it takes to bring a frame back, divided by the
 time until somebody wants it.  A context that waits for a tool and is within its keep time is not in this order at all; it
 comes when nothing else is left.
@@ -86,7 +86,7 @@ class Resting:
         """Who lets go first, next, ...; for as long as nobody but these is added or removed."""
         self._expire()
         seen: set[int] = set()
-        ranks = self._m.lifetimes.policy.ranks and self._m.lifetimes.waiting > 0
+        ranks = self._m.lifetimes.ranks
         want = CANDIDATES
         while True:
             fresh = list(islice((c for c in self._order.values() if c.cid not in seen), want))

@@ -61,7 +61,8 @@ class Decision(NamedTuple):
 
 
 class WaitPolicy(Protocol):
-    """ranks: contexts that rest are taken by what they cost and when they are due, not by least recent use.
+    """ranks: while any caller has said when it is back, contexts that rest are taken by what they cost and when they are due,
+    not by least recent use.
     fetches: what a context has lost is loaded again before its answer is due (returning.py)."""
 
     name: str

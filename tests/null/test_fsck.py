@@ -183,13 +183,14 @@ def test_i10_everything_returns_to_baseline() -> None:
 
 def waiting_system() -> tuple[SimulatedSystem, Wait]:
     """A context that waits with a deadline, is kept, and another that lost its frames and is to be brought back."""
-    system = SimulatedSystem(frames=8, block_tokens=4, sysctl={"wait.policy": "ttl"})
+    system = SimulatedSystem(frames=8, dram=8, block_tokens=4, sysctl={"wait.policy": "ttl"})
     client = system.connect()
     first, second = (client.call("alloc_context").ctx for _ in range(2))
     for ctx in (first, second):
         client.call("append", ctx, ints(range(ctx & 7, 12)))
         system.run()
     client.call("wait_tool", first, "search", 5000, 9000)
+    client.call("sysctl", "wait.policy", "cost")  # the others bring nothing back
     client.call("wait_tool", second, "search", 6000)
     machine = system.kernel.machine
     wait, other = (c.wait for c in machine.contexts.values())
@@ -209,6 +210,10 @@ def _deadline_of_nobody(system: SimulatedSystem, wait: Wait) -> None:
 
 def _miscounted(system: SimulatedSystem, wait: Wait) -> None:
     system.kernel.machine.lifetimes.waiting += 1
+
+
+def _foretold_by_nobody(system: SimulatedSystem, wait: Wait) -> None:
+    wait.foretold = False
 
 
 def _waits_and_runs(system: SimulatedSystem, wait: Wait) -> None:
@@ -243,6 +248,7 @@ def _taken_by_nobody(system: SimulatedSystem, wait: Wait) -> None:
         ("deadline of wait", _forgotten_deadline),
         ("deadline of wait", _deadline_of_nobody),
         ("the count says", _miscounted),
+        ("said when they are back", _foretold_by_nobody),
         ("waits for a tool and runs a forward", _waits_and_runs),
         ("is not of the context", _wait_of_another),
         ("is kept and nothing ends that", _kept_for_ever),
