@@ -206,6 +206,7 @@ class Replay:
         self._answer_s: list[float] = []
         self.jobs_s: list[float] = []
         self._first_arrival_ns = -1
+        self._last_answer_ns = 0
         self._found_tokens = 0
         tiers = frames.by_tier()
         self._tiers = list(tiers)
@@ -450,6 +451,7 @@ class Replay:
             raise RuntimeError(f"request {live.turn.number} failed: {reply}")
         turn = live.turn
         result = self.result
+        self._last_answer_ns = self.now_ns
         result.requests += 1
         result.output_tokens += turn.output_tokens
         computed = int(self.accel.computed[live.context.slot])
@@ -504,7 +506,7 @@ class Replay:
         result = self.result
         accel = self.accel
         self._settle()
-        makespan_ns = max(1, self.now_ns - max(0, self._first_arrival_ns))
+        makespan_ns = max(1, self._last_answer_ns - max(0, self._first_arrival_ns))  # the kernel's timers may be later
         counters = vmstat(self.kernel.machine)
         result.recomputed_tokens = max(0, result.computed_tokens - result.first_tokens)
         result.prefill_tokens = accel.prefill_tokens
