@@ -83,7 +83,7 @@ def parse_name(name: str) -> tuple[int, str]:
     if not canonical or not fits or int(digits) >= 1 << 32 or bool(sub) != bool(slash):
         raise Errno(
             E.EINVAL,
-            f"{name!r} is not uid:N or uid:N/NAME, with at most {MAX_GROUP_NAME_BYTES} bytes, printable and with one '/'",
+            f"{name!r} is not uid:N or uid:N/NAME, NAME printable, without '/', {MAX_GROUP_NAME_BYTES} bytes at most in all",
             name=name,
         )
     return int(digits), sub

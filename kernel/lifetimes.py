@@ -178,6 +178,13 @@ class Lifetimes:
                 "was booted since; nothing was appended",
                 wait=number or context.waited,
             )
+        if wait is not None:
+            raise Errno(
+                E.EINVAL,
+                f"there never was a wait {number}; context {context.cid} waits for {wait.tool!r} now (wait {wait.number})",
+                wait=number,
+                current=wait.number,
+            )
         raise Errno(E.EINVAL, f"context {context.cid} waits for no tool: call wait_tool first", wait=number)
 
     def answered(self, context: Context) -> int:

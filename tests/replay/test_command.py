@@ -56,7 +56,13 @@ def test_what_is_refused(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([str(trace), "--hbm", "1KiB"]) == 1
     assert main([str(tmp_path / "none.jsonl")]) == 1
     assert "none.jsonl" in capsys.readouterr().err
-    for usage, told in ((["--policy", "clairvoyant"], "lru"), (["--capacity", "5%", "--hbm", "1GiB"], "--hbm")):
+    for usage, told in (
+        (["--policy", "clairvoyant"], "lru"),
+        (["--capacity", "5%", "--hbm", "1GiB"], "--hbm"),
+        (["--capacity", "5%", "--waits", "lru,clairvoyant"], "no 'clairvoyant'"),
+        (["--waits", "lru"], "--capacity"),
+        (["--orders", "2"], "--waits"),
+    ):
         with pytest.raises(SystemExit) as wrong:
             main([str(trace), *usage])
         assert wrong.value.code == 2
@@ -80,3 +86,8 @@ def test_profiles_agree_with_what_is_known_of_the_models() -> None:
     for profile in PROFILES.values():
         assert 0 < profile.hbm_bytes < profile.dram_bytes < profile.nvme_bytes
         assert profile.prefill_ns(2048, 0) < profile.prefill_ns(2048, 8192) < profile.prefill_ns(4096, 8192)
+
+
+def test_a_recording_in_the_background_is_boots(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--record", "run.log", "--daemon"]) == 2
+    assert "attnix boot --daemon --record" in capsys.readouterr().err

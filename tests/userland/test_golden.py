@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 from attnix.syscalls.types import (
     ContextRow,
@@ -197,7 +198,28 @@ def test_amounts_of_a_limit(
 
 
 @pytest.mark.parametrize(
-    "options", [["hbm"], ["hbm", "--hard", "lots"], ["contexts", "--hard", "1MiB"], ["hbm", "--hard", "1KiB"]]
+    "options",
+    [
+        ["hbm"],
+        ["hbm", "--hard", "lots"],
+        ["hbm", "--soft", "1.5"],
+        ["contexts", "--hard", "1MiB"],
+        ["hbm", "--hard", "1KiB"],
+    ],
 )
 def test_amounts_that_are_none(attnix: Attnix, options: list[str]) -> None:
     assert attnix("group", "set", "uid:1000/batch", *options).status == 2
+
+
+def test_stat_tells_what_a_context_waits_for() -> None:
+    row = FixedSystem().stat(0, 12)._replace(tool="weather", wait=7, due_ms=4_500, deadline_ms=59_000)
+    assert stat.describe(row)[1] == ("waits for", "weather (wait 7), expected in 4.5 s, given up in 59 s")
+    assert stat.describe(row._replace(due_ms=0, deadline_ms=-1))[1][1] == "weather (wait 7), overdue"
+    assert stat.describe(row._replace(due_ms=-1, deadline_ms=-1))[1][1] == "weather (wait 7)"
+
+
+def test_what_is_no_amount_is_told_what_would_be() -> None:
+    with pytest.raises(typer.BadParameter, match=r"'lots' is no amount .*: write frames"):
+        group.amount("lots", 4096, up=False)
+    with pytest.raises(typer.BadParameter, match=r"'lots' is no amount .*: write a whole number or none"):
+        group.amount("lots", 0, up=False)

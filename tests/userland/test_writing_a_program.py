@@ -18,11 +18,12 @@ from .conftest import Serve
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "writing-a-program.md").read_text()
 PROGRAMS = ROOT / "userland" / "programs"
+PYTHON = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 
 
 def test_its_program_runs(serve: Serve) -> None:
     path = serve(window_tokens=1024, frames=600, script=list(b"because"))
-    (program,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    program, _agent = PYTHON
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stderr) == (0, "")
     prompt = list(b"system:You are terse.;user:Why is the sky blue?;")
@@ -32,6 +33,13 @@ def test_its_program_runs(serve: Serve) -> None:
     with connect(path) as system:
         counters = system.vmstat().counters
     assert len(first) == 48 and counters["contexts"] == 0
+
+
+def test_its_agent_runs(serve: Serve) -> None:
+    serve(window_tokens=4096, frames=600, script=list(b"rain"))
+    said = subprocess.run([sys.executable, "-c", PYTHON[1]], capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.startswith("answer rain")
 
 
 def test_what_it_names_is_there() -> None:

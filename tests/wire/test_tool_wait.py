@@ -36,6 +36,10 @@ def test_text_for_a_wait_that_is_over_is_refused_before_it_is_tokenized(serve: A
         with pytest.raises(exceptions.AttnixError, match="waits for no tool"):
             ctx.resume("abc")
         first = ctx.wait_tool("search")
+        with pytest.raises(
+            exceptions.InvalidArgument, match=rf"never was a wait .* 'search' now \(wait {first.wait}\)"
+        ):
+            ctx.resume("abc", wait=first.wait + 7)
         ctx.resume("abc")
         with pytest.raises(exceptions.StaleHandle, match="is over"):
             ctx.resume("abc", wait=first.wait)

@@ -43,17 +43,24 @@ def ls(
 @group.command("set")
 def set_(
     name: Annotated[str, typer.Argument(metavar="GROUP", help="uid:N, or uid:N/NAME, made when it is new.")],
-    resource: Annotated[str, typer.Argument(help="hbm, dram, nvme, contexts, tokens_s or weight.")],
+    resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="hbm, dram, nvme, contexts, tokens_s or weight.")],
     hard: Annotated[
-        str, typer.Option(help="Never more: frames (512), bytes (2GiB), a number, or none.", metavar="AMOUNT")
+        str,
+        typer.Option(
+            help="Never more: frames (512) or bytes (24MiB); of the rest a number. 0 or none: no limit.",
+            metavar="AMOUNT",
+        ),
     ] = "",
-    soft: Annotated[str, typer.Option(help="Guaranteed against other groups: frames, bytes, or none.")] = "",
+    soft: Annotated[
+        str, typer.Option(help="Guaranteed against other groups: frames, bytes, or none.", metavar="AMOUNT")
+    ] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:
     """Set a limit of a group; what is not given stays as it is.
 
-    Bytes become whole frames: of a limit the most that fit in, of a guarantee the fewest that hold them.
+    Bytes become whole frames: of a limit the most that fit in, of a guarantee the fewest that hold them. A weight is given
+    with --hard. Limits end with the daemon.
     """
     if not hard and not soft:
         raise typer.BadParameter("give --hard or --soft")
@@ -76,9 +83,12 @@ def amount(text: str, frame_bytes: int, *, up: bool) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     try:
+        if not text[-1:].isalpha():  # neither whole frames nor bytes with their unit: 1.5, -1
+            raise ValueError
         bytes_ = parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}, or a number of frames, or none") from None
+    except ValueError:
+        wanted = "frames (512), bytes (24MiB)" if frame_bytes else "a whole number"
+        raise typer.BadParameter(f"{text!r} is no amount of this resource: write {wanted} or none") from None
     if not frame_bytes:
         raise typer.BadParameter(f"{text!r}: bytes are for hbm, dram and nvme, where there is such a tier")
     frames = -(-bytes_ // frame_bytes) if up else bytes_ // frame_bytes

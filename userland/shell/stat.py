@@ -9,7 +9,7 @@ import typer
 from attnix.syscalls.types import ContextRow, Usage
 
 from ..output import JsonOption, SocketOption, call_system, print_json, show, table
-from ..units import count, size
+from ..units import count, duration, size
 
 
 def stat(
@@ -34,7 +34,7 @@ def describe(row: ContextRow) -> list[tuple[str, str]]:
     """(what, value) lines."""
     use = row.usage
     forked = f", forked from cid {row.parent}" if row.parent else ""
-    return [
+    lines = [
         ("context", f"cid {row.cid} of pid {row.pid} on {row.device}, {row.state}{forked}"),
         ("tokens", f"{count(row.tokens)}, {count(row.cached_tokens)} of them in hbm"),
         ("blocks", f"{count(row.blocks)}, {count(row.shared_blocks)} of them shared"),
@@ -47,6 +47,17 @@ def describe(row: ContextRow) -> list[tuple[str, str]]:
         ("generated", f"{count(use.generated_tokens)} tokens"),
         ("preemptions", count(use.preemptions)),
     ]
+    if row.wait:
+        lines.insert(1, ("waits for", f"{row.tool} (wait {row.wait}){_when(row)}"))
+    return lines
+
+
+def _when(row: ContextRow) -> str:
+    due = (
+        f", expected in {duration(row.due_ms * 1_000_000)}" if row.due_ms > 0 else ", overdue" if not row.due_ms else ""
+    )
+    end = f", given up in {duration(row.deadline_ms * 1_000_000)}" if row.deadline_ms > 0 else ""
+    return due + end
 
 
 def _loaded(use: Usage) -> str:

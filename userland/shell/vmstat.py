@@ -6,7 +6,7 @@ from ..output import JsonOption, SocketOption, call_system, print_json, show, ta
 
 
 def vmstat(as_json: JsonOption = False, socket: SocketOption = "") -> None:
-    """Print the kernel's counters, by name."""
+    """Print the kernel's counters, by name.  A counter of events is there from its first one on."""
     with call_system(socket, "vmstat") as system:
         found = system.vmstat()
     if as_json:

@@ -77,11 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"attnix replay: {complaint}", file=sys.stderr)
     argv = sys.argv[1:] if argv is None else list(argv)
     if "--record" in argv:
+        if "--daemon" in argv or "-d" in argv:
+            print(
+                "attnix replay: --record stays in the foreground; `attnix boot --daemon --record FILE` does not",
+                file=sys.stderr,
+            )
+            return 2
         os.execv(sys.executable, [sys.executable, "-m", "attnix.boot", *argv])
     parser = argparse.ArgumentParser(
         prog="attnix replay",
         description="Replay a recorded trace through the kernel under a simulated clock, or a recorded run as it was.",
-        epilog="attnix replay --record FILE [what boot takes]: a live run, written down.",
+        epilog="attnix replay --record FILE [what boot takes]: a live run, written down, in the foreground; in the "
+        "background: attnix boot --daemon --record FILE.",
     )
     parser.add_argument(
         "trace", type=Path, help=".jsonl or .csv, .gz or not: see docs/replay.md; or what `attnix boot --record` wrote"
@@ -125,8 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no eviction policy {unknown[0]!r}; known: {', '.join(policy_names())}")
     unknown = [name for name in args.waits.split(",") if args.waits and name not in waits.VARIANTS]
-    if unknown or (args.waits and (not args.capacity or len(policies) != 1)):
-        parser.error(f"--waits takes {', '.join(waits.VARIANTS)}, a --capacity and one --policy")
+    if unknown:
+        parser.error(f"--waits: no {unknown[0]!r}; known: {', '.join(waits.VARIANTS)}")
+    if args.waits and (not args.capacity or len(policies) != 1):
+        parser.error("--waits wants a --capacity and one --policy")
+    if args.orders != 1 and not args.waits:
+        parser.error("--orders is for --waits")
     try:
         if is_recording(args.trace):
             return _again(args)
