@@ -140,7 +140,9 @@ class Machine:
             devices=(DeviceConfig("hbm0", "hbm", setup.frames),), kv=profile.kv,
             window_tokens=-(-setup.window_tokens // _BLOCK) * _BLOCK, vocab_tokens=VOCAB_TOKENS, identity=(("study", profile.name),),
             block_tokens=_BLOCK, max_contexts=slots, stop_tokens=(STOP_TOKEN,), kv_dtype="bfloat16",
-            sysctl={"sched.step_tokens": setup.step_tokens, **sysctl},
+            # Who promises a time to the first token serves in order of arrival: the default order ends more jobs sooner, and some
+            # of those that are overtaken late (docs/load-control.md has both).
+            sysctl={"sched.step_tokens": setup.step_tokens, "sched.policy": "fcfs", **sysctl},
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
         self.kernel = Kernel(config, Core(bytes(range(16)), _BLOCK, config.layout, [setup.frames], rows))
