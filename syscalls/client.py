@@ -39,6 +39,7 @@ from .stubs import SyncCalls, SyncPlainCalls
 R = TypeVar("R", bound=tuple[Any, ...])
 
 _RECEIVE_BYTES: Final = 1 << 18
+LONGEST_S: Final = 1 << 32  # of what a client asks for; the kernel's own limits are far below
 
 Messages: TypeAlias = Iterable[c.Message | tuple[str, str] | Mapping[str, str]]
 Tokens: TypeAlias = bytes | Sequence[int]
@@ -90,8 +91,12 @@ def as_messages(messages: Messages) -> tuple[c.Message, ...]:
 
 
 def as_ms(seconds: float | None) -> int:
-    """A duration as it travels; None: not given."""
-    return -1 if seconds is None else max(0, round(1000 * seconds))
+    """A duration as it travels; None: not given.  Error: ValueError when it is no time from now."""
+    if seconds is None:
+        return -1
+    if not 0 <= seconds < LONGEST_S:  # nor NaN
+        raise ValueError(f"{seconds} is no number of seconds from now: 0 or more, or None")
+    return round(1000 * seconds)
 
 
 class Pending(Generic[R]):

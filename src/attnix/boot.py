@@ -320,6 +320,8 @@ def record(kernel: Kernel, path: str, config: KernelConfig, secret: bytes) -> Re
     policies = tuple(name for name in registry.names() if name not in registry.BUILT_IN)
     try:
         return Recorder(kernel, Path(path), Header(config, secret, policies))
+    except FileExistsError as error:
+        raise BootError(f"--record {path}: it is there already and is not written over; choose another name") from error
     except OSError as error:
         raise BootError(f"--record {path}: {error.strerror}") from error
 

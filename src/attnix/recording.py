@@ -79,11 +79,10 @@ class Recorder:
     """A kernel that writes down what it is asked.  A file that cannot be written ends the recording, not the daemon."""
 
     def __init__(self, kernel: KernelPort, path: Path, header: Header) -> None:
-        """OSError.  What was in the file is gone."""
+        """OSError: it cannot be made, or is there already: a recording is never written over."""
         self._kernel = kernel
         self._path = path
         self.tail = kernel.tail
-        path.unlink(missing_ok=True)  # never through a link, never with the rights of an older file
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)  # below 0: nothing is recorded any more
         self._unwritten = bytearray(MAGIC)

@@ -182,15 +182,19 @@ def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_the_log_is_nobody_elses_file_and_its_end_is_not_the_daemons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, link = tmp_path / "target", tmp_path / "run.log"
+    target, link, log = tmp_path / "target", tmp_path / "link", tmp_path / "run.log"
     target.write_text("somebody else's")
     link.symlink_to(target)
     system = SimulatedSystem()
-    recorder = Recorder(system.kernel, link, Header(system.kernel.machine.config, bytes(range(16))))
-    assert target.read_text() == "somebody else's" and not link.is_symlink()
+    header = Header(system.kernel.machine.config, bytes(range(16)))
+    for taken in (target, link):
+        with pytest.raises(FileExistsError):
+            Recorder(system.kernel, taken, header)
+    assert target.read_text() == "somebody else's"
+    recorder = Recorder(system.kernel, log, header)
     assert recorder.step(Bug("info", "one"), 10) == []
     assert recorder.step(Bug("info", "two"), FLUSH_NS + 11) == []
-    assert [s.now_ns for s in Recording(link).steps()] == [10, FLUSH_NS + 11]
+    assert [s.now_ns for s in Recording(log).steps()] == [10, FLUSH_NS + 11]
 
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -201,7 +205,7 @@ def test_the_log_is_nobody_elses_file_and_its_end_is_not_the_daemons(
     assert "nothing more is recorded" in capsys.readouterr().err
     assert recorder.step(Bug("info", "four"), 5 * FLUSH_NS) == []
     recorder.close()
-    assert len(list(Recording(link).steps())) == 2
+    assert len(list(Recording(log).steps())) == 2
 
 
 def test_a_panic_is_on_record(tmp_path: Path) -> None:

@@ -106,3 +106,19 @@ def test_a_daemon_that_goes_away(serve: Any) -> None:
             await aconnect(served.path + "x").start()
 
     run(main())
+
+
+@pytest.mark.parametrize("seconds", [-0.5, float("nan"), float("inf")])
+def test_an_eta_that_is_no_time_from_now_is_refused(serve: Any, seconds: float) -> None:
+    """By both clients, before anything is sent."""
+    served = serve()
+    with served.connect() as blocking, pytest.raises(ValueError, match="seconds from now"):
+        blocking.alloc_context().wait_tool("search", eta=seconds)
+
+    async def main() -> None:
+        async with aconnect(served.path) as system:
+            context = await system.alloc_context()
+            with pytest.raises(ValueError, match="seconds from now"):
+                await context.wait_tool("search", deadline=seconds)
+
+    run(main())
