@@ -181,7 +181,7 @@ def test_it_says_what_is_wrong_with_the_files(serve: Serve, attnix: Attnix, file
 def test_interrupted_it_can_be_gone_on_with(
     serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None], signum: int
 ) -> None:
-    serve(pass_ms=5, frames=200)
+    serve(pass_ms=40, frames=200)
     expected = many(files[0], 30)
     words = ["batch", *map(str, files), "--system", SYSTEM, "-n", str(TOKENS), "-w", "4"]
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
@@ -201,7 +201,7 @@ def test_interrupted_it_can_be_gone_on_with(
 def test_a_daemon_that_goes_away_stops_the_run(
     serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None]
 ) -> None:
-    path = serve(pass_ms=5, frames=200)
+    path = serve(pass_ms=40, frames=200)
     expected = many(files[0], 30)
     words = ["batch", *map(str, files), "--system", SYSTEM, "-n", str(TOKENS), "-w", "4"]
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
@@ -220,7 +220,7 @@ def test_a_daemon_that_goes_away_stops_the_run(
 def test_killed_by_somebody_it_stops_and_no_line_is_blamed(
     serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None]
 ) -> None:
-    path = serve(pass_ms=5, frames=200)
+    path = serve(pass_ms=40, frames=200)
     many(files[0], 30)
     process = subprocess.Popen([*COMMAND, "batch", *map(str, files), "-w", "4"], stderr=subprocess.PIPE, text=True)
     until(lambda: files[1].exists() and files[1].read_bytes().count(b"\n") >= 2, "two answers")
