@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .params import OOM_ADJ_AS_IS
+
 
 class Empty(NamedTuple):
     """No arguments, or nothing to report."""
@@ -147,7 +149,7 @@ class GetrusageArgs(NamedTuple):
 class SetpriorityArgs(NamedTuple):
     pid: int
     nice: int
-    oom_score_adj: int = -1001  # -1000 (never ended) .. 1000; -1001: as it is
+    oom_score_adj: int = OOM_ADJ_AS_IS  # -1000 (never ended) .. 1000; -1001: as it is
 
 
 class SetlimitArgs(NamedTuple):

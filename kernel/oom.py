@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from .calls import OomNote
 from .events import Notify
+from .params import OOM_ADJ_NEVER
 
 if TYPE_CHECKING:
     from .context import Context
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from .process import Process
     from .sched import Scheduler
 
-NEVER: Final = -1000
 _NICE_POINTS: Final = 5  # a step
 _AGE_POINTS: Final = 50  # at most, one a minute
 _MINUTE_NS: Final = 60_000_000_000
@@ -35,7 +35,7 @@ _MINUTE_NS: Final = 60_000_000_000
 
 def score(m: Machine, process: Process) -> int:
     """0..2000: the larger, the sooner it is ended."""
-    if process.oom_score_adj == NEVER:
+    if process.oom_score_adj == OOM_ADJ_NEVER:
         return 0
     capacity = max(d.capacity for d in m.devices[: m.tiers.computes])
     held = sum(m.core.slot_row(c.slot).share_millionths for c in process.contexts.values())
@@ -106,7 +106,11 @@ class Oom:
             need = max(1, frames - core.free_frames(self._device) - core.reclaimable_frames(self._device))
         found, total = [], 0
         for process in m.processes.values():
-            if process.oom_score_adj == NEVER or process.zombie or (waits is not None and process is waits.process):
+            if (
+                process.oom_score_adj == OOM_ADJ_NEVER
+                or process.zombie
+                or (waits is not None and process is waits.process)
+            ):
                 continue
             gives = sum(self._gives(c) for c in process.contexts.values())
             total += gives

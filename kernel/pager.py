@@ -124,11 +124,10 @@ class Pager:
 
     def _own_room(self, context: Context, short: int, only: int) -> bool:
         """Frames for a context whose group is at its limit, from the group itself.  False: not now, or never."""
-        before = context.wait
-        if self.own_idle(only, short, before) or (not self.waits and self._core.disown(self._device.index, only)):
+        if self._own_spare(only, short, context.wait):
             return True
         self.over = only
-        if before is not None:
+        if context.wait is not None:
             self.full = not self.waits
             return False
         jobs = (*self._sched.queue, *self._sched.decoding.values())
@@ -175,12 +174,18 @@ class Pager:
 
     def own_idle(self, only: int, shortage_frames: int, before: Wait | None = None) -> bool:
         """`make_room` within one group."""
+        return self._drop_some(self._victims(self._resting(before), only, only), shortage_frames, "idle", only)
+
+    def _own_spare(self, only: int, shortage_frames: int, before: Wait | None = None) -> bool:
+        """Frames of a group that it can do without: of its idle contexts, and those that only others map any more."""
+        return self.own_idle(only, shortage_frames, before) or (
+            not self.waits and bool(self._core.disown(self._device.index, only))
+        )
+
+    def _resting(self, before: Wait | None) -> Iterator[Context]:
+        """Idle contexts in the order in which they let go; for one that is in this wait, those that are wanted later than it."""
         later = self._m.lifetimes.later
-        idle = (
-            c for c in self._sched.idle.victims()
-            if c.process.group.within(only) and (before is None or later(c, before))
-        )  # fmt: skip
-        return self._drop_some(idle, shortage_frames, "idle", only)
+        return (c for c in self._sched.idle.victims() if before is None or later(c, before))
 
     def grow(self, plan: Plan) -> bool:
         """Make room for a pass that has been planned.  False: not yet, a transfer is to end."""
@@ -191,10 +196,7 @@ class Pager:
                 return True
             if not self.stuck:
                 return False
-        if only:
-            found = self.own_idle(only, short) or (not self.waits and bool(self._core.disown(self._device.index, only)))
-        else:
-            found = self.make_room(short, requester)
+        found = self._own_spare(only, short) if only else self.make_room(short, requester)
         return (
             found
             or (not self.waits and self.break_keeps(short, requester, only))
@@ -307,9 +309,7 @@ class Pager:
         Their blocks stay as cache until the policy takes them.  A policy that looks at more than recency gets the blocks
         of some more contexts to choose from; a context that is used again finds those of its own that were left alone.
         """
-        later = self._m.lifetimes.later
-        victims = (c for c in self._sched.idle.victims() if before is None or later(c, before))
-        found = self._drop_some(self._fair(victims, requester), shortage_frames, "idle")
+        found = self._drop_some(self._fair(self._resting(before), requester), shortage_frames, "idle")
         if (
             found
             and not self.waits

@@ -327,10 +327,10 @@ class Scheduler:
                 if not self.policy.plain:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
                 active += 1
-            elif self.pager.over and context.job is not None:
-                limited.append(self.pager.over)
             elif context.job is None:
                 return  # it never will fit: its job has ended
+            elif self.pager.over:
+                limited.append(self.pager.over)
             elif not self.pager.full or self._job(context).passed >= OVERTAKES:
                 self.short = context
                 return  # a transfer is to end; or enough have passed it

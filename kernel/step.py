@@ -389,7 +389,7 @@ class Kernel:
         m.count("computed_tokens", event.computed_tokens)
         m.count("generated_tokens", len(commit.tokens) // 4)
         m.count("compute_ns", event.compute_ns)
-        m.schedulers[device.index].guard.passed(m.schedulers[device.index], event.computed_tokens)
+        scheduler.guard.passed(scheduler, event.computed_tokens)
         if event.waited_ns:
             m.count("gate_wait_ns", event.waited_ns)
         tops = self._tops(event, seqs or [], commit.kept) if event.tops else None

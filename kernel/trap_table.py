@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import traps, traps_group, traps_load, traps_memory, traps_names, traps_wait
+from . import traps, traps_group, traps_load, traps_memory, traps_names, traps_process, traps_wait
 from .traps import Trap
 
 TRAPS: Final[dict[str, Trap]] = {
     **traps.TRAPS,
+    **traps_process.TRAPS,
     **traps_names.TRAPS,
     **traps_memory.TRAPS,
     **traps_wait.TRAPS,

@@ -16,28 +16,13 @@ from .domain import check_domain
 from .errors import E, Errno
 from .events import Halt, Syscall
 from .fsck import fsck
-from .group import Group, parse_name
 from .ids import Cid, Pid, Slot
 from .injected import Injected, count
-from .look import alone, context_row, own_tier_row, own_vmstat, process_row, tier_row, uname, vmstat
-from .machine import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, Machine
-from .params import (
-    ABI_VERSION,
-    MAX_FORK,
-    MAX_LOGPROBS,
-    MAX_NAME_CHARS,
-    MAX_PROCESSES,
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS,
-    MAX_TARGET_MS,
-    NICE_MAX,
-    NICE_MIN,
-    RETRY_MS,
-)
+from .look import alone, context_row, own_tier_row, own_vmstat, tier_row, uname, vmstat
+from .machine import Machine
+from .params import MAX_FORK, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TARGET_MS
 from .process import Connection, Process
 from .records import FACT
-from .waiting import Waiter
 
 Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
 
@@ -216,128 +201,10 @@ def check_room(m: Machine, context: Context, tokens: int) -> None:
         )
 
 
-# -- session and process --------------------------------------------------------------------------------------------
-
-
-def hello(m: Machine, connection: Connection, call: Syscall, args: c.HelloArgs) -> c.HelloResult:
-    if not 1 <= args.version <= ABI_VERSION:
-        raise Errno(E.EINVAL, f"client speaks ABI {args.version}, this system {ABI_VERSION}", version=ABI_VERSION)
-    if connection.pid:
-        raise Errno(E.EEXIST, "this connection has said hello already", pid=connection.pid)
-    session = m.names.session(connection, args.session)
-    process = m.new_process(connection, Pid(0), args.client[:MAX_NAME_CHARS], 0)
-    connection.pid = process.pid
-    kept = m.names.join(connection, args.session, session, process)
-    name = "attnix " + m.config.version
-    return c.HelloResult(name, ABI_VERSION, process.pid, connection.uid, connection.token, kept)
-
-
-def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) -> c.SpawnResult | None:
-    parent = own_process(m, connection, 0)
-    if not NICE_MIN <= args.nice <= NICE_MAX or len(args.name) > MAX_NAME_CHARS:
-        raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX} and a name at most {MAX_NAME_CHARS} characters")
-    if len(m.processes) >= MAX_PROCESSES:
-        raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES, retry_after_ms=RETRY_MS)
-    source = connection.lookup(args.fork_of) if args.fork_of else None
-    if args.domain:
-        check_domain(m, connection.uid, args.domain)
-    group = named_group(m, connection, args.group) if args.group else parent.group
-    if source:
-        m.groups.check_contexts(group)
-    if source and behind(source, call):
-        return None
-    slot = m.core.fork(source.slot, 1) if source else None
-    if source and not slot:
-        raise _no_slots(m)
-    process = m.new_process(connection, parent.pid, args.name, args.nice, group, args.domain)
-    if source is None or slot is None:
-        return c.SpawnResult(process.pid)
-    context = _forked(m, process, source, slot[0])
-    return c.SpawnResult(process.pid, connection.add(context), context.cid)
-
-
-def named_group(m: Machine, connection: Connection, name: str) -> Group:
-    """A group of this uid, made when it is new.  EINVAL, EACCES, EAGAIN."""
-    if parse_name(name)[0] != connection.uid:
-        raise Errno(
-            E.EACCES, f"group {name} is another user's: yours are uid:{connection.uid} and its sub-groups", group=name
-        )
-    return m.groups.named(name)
-
-
-def exit_(m: Machine, connection: Connection, call: Syscall, args: c.ExitArgs) -> c.Empty:
-    m.end_process(own_process(m, connection, args.pid), args.code, "exited")
-    return c.Empty()
-
-
-def kill(m: Machine, connection: Connection, call: Syscall, args: c.KillArgs) -> c.Empty:
-    process = seen_process(m, connection, args.pid)
-    if process.zombie:
-        raise Errno(E.ENOENT, f"process {args.pid} has ended already", pid=args.pid)
-    if args.signal in (SIGTERM, SIGKILL):
-        m.end_process(process, 128 + args.signal, "killed")
-    elif args.signal == SIGSTOP:
-        process.stopped = True
-        for context in process.contexts.values():
-            m.schedulers[context.device].hold(context)
-    elif args.signal == SIGCONT:
-        stopped, process.stopped = process.stopped, False
-        for context in (
-            process.contexts.values() if stopped else ()
-        ):  # else it runs already, and would be queued besides
-            unhold(m, context)
-    else:
-        raise Errno(E.EINVAL, f"signal {args.signal}: use 15 TERM, 9 KILL, 19 STOP or 18 CONT", signal=args.signal)
-    return c.Empty()
-
-
-def wait(m: Machine, connection: Connection, call: Syscall, args: c.WaitArgs) -> c.WaitResult | None:
-    parent = own_process(m, connection, 0)
-    if not (args.pid in parent.children if args.pid else parent.children):
-        raise Errno(E.ENOENT, f"no child process {args.pid or ''}".strip() + " to wait for", pid=args.pid)
-    ended = parent.ended.get(Pid(args.pid)) if args.pid else next(iter(parent.ended.values()), None)
-    if ended is not None:
-        return m.reap(parent, ended)
-    if args.timeout_ms == 0:
-        raise Errno(E.EAGAIN, "no child has ended yet", retry_after_ms=RETRY_MS)
-    at_ns = m.now_ns + args.timeout_ms * 1_000_000 if args.timeout_ms > 0 else 0
-    m.waiters.add(Waiter(connection.conn, call.request, parent, Pid(args.pid), at_ns), m.now_ns)
-    return None
-
-
-def ps(m: Machine, connection: Connection, call: Syscall, args: c.PsArgs) -> c.PsResult:
-    if args.pid:
-        return c.PsResult((process_row(m, seen_process(m, connection, args.pid)),))
-    everyone = connection.uid == 0
-    return c.PsResult(tuple(process_row(m, p) for p in m.processes.values() if everyone or p.uid == connection.uid))
-
-
-def getrusage(m: Machine, connection: Connection, call: Syscall, args: c.GetrusageArgs) -> c.Usage:
-    return m.usage_of(seen_process(m, connection, args.pid))
-
-
-def setpriority(m: Machine, connection: Connection, call: Syscall, args: c.SetpriorityArgs) -> c.Empty:
-    process = seen_process(m, connection, args.pid)
-    if not NICE_MIN <= args.nice <= NICE_MAX:
-        raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX}, not {args.nice}", nice=args.nice)
-    if not -1001 <= args.oom_score_adj <= 1000:
-        raise Errno(
-            E.EINVAL, f"oom_score_adj is -1000..1000, not {args.oom_score_adj}", oom_score_adj=args.oom_score_adj
-        )
-    if -1001 < args.oom_score_adj < min(0, process.oom_score_adj):
-        administrator(m, connection, "make a process less likely to be ended than others")
-    if args.oom_score_adj != -1001:
-        process.oom_score_adj = args.oom_score_adj
-    process.nice = args.nice
-    for scheduler in m.schedulers:
-        scheduler.reorder()
-    return c.Empty()
-
-
 # -- contexts -------------------------------------------------------------------------------------------------------
 
 
-def _no_slots(m: Machine, wanted: int = 1) -> Errno:
+def no_slots(m: Machine, wanted: int = 1) -> Errno:
     most, free = m.config.max_contexts, m.config.max_contexts - len(m.core.slots_used())
     there = (
         f"all {most} context slots are taken"
@@ -363,7 +230,7 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
     number, root = m.domain_of(process, args.domain)
     slot = m.core.open_slot(device, number, root)
     if slot < 0:
-        raise _no_slots(m)
+        raise no_slots(m)
     context = m.new_context(process, Slot(slot), device, Cid(0), domain=args.domain)
     return c.AllocContextResult(connection.add(context), context.cid)
 
@@ -380,7 +247,7 @@ def roomiest(m: Machine) -> int:
     return max(range(len(room)), key=lambda d: (room[d] / (here[d] + 1), -d))
 
 
-def _forked(m: Machine, process: Process, source: Context, slot: int) -> Context:
+def forked(m: Machine, process: Process, source: Context, slot: int) -> Context:
     return m.new_context(process, Slot(slot), source.device, source.cid, domain=source.domain)
 
 
@@ -388,7 +255,7 @@ def new_slots(m: Machine, source: Context, n: int) -> list[int]:
     """`n` forks of a context's slot, all or none (ENOMEM)."""
     slots = m.core.fork(source.slot, n)
     if not slots:
-        raise _no_slots(m, n)
+        raise no_slots(m, n)
     return slots
 
 
@@ -400,7 +267,7 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
         return None
     m.groups.check_contexts(source.process.group, args.n)
     slots = new_slots(m, source, args.n)
-    children = [_forked(m, source.process, source, slot) for slot in slots]
+    children = [forked(m, source.process, source, slot) for slot in slots]
     return c.ForkResult(tuple(connection.add(x) for x in children), tuple(x.cid for x in children))
 
 
@@ -644,8 +511,8 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
     m.groups.check_contexts(source.process.group)
     slots = m.core.fork(source.slot, 1)
     if not slots:
-        raise _no_slots(m)
-    context = _forked(m, source.process, source, slots[0])
+        raise no_slots(m)
+    context = forked(m, source.process, source, slots[0])
     m.core.append(context.slot, args.tokens)
     job = Job(JobKind.SCORE, m.next_order(), connection.conn, call.request)
     job.start = job.scored = length
@@ -737,14 +604,6 @@ def shutdown(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -
 
 
 TRAPS: dict[str, Trap] = {
-    "hello": hello,
-    "spawn": spawn,
-    "exit": exit_,
-    "kill": kill,
-    "wait": wait,
-    "ps": ps,
-    "getrusage": getrusage,
-    "setpriority": setpriority,
     "alloc_context": alloc_context,
     "fork": fork,
     "append": append,

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, cast
 
 from attnix.kernel import calls as c
-from attnix.kernel.params import ABI_VERSION
+from attnix.kernel.params import ABI_VERSION, OOM_ADJ_AS_IS
 
 from .abi import Record
 from .client import GenerateOptions, Messages, Tokens, as_bytes, as_messages, as_ms, as_pairs, generate_args
@@ -520,8 +520,8 @@ class AsyncProcess:
         """Wait until it has ended."""
         return await self.client.wait(self.pid, timeout_ms)
 
-    async def setpriority(self, nice: int, oom_score_adj: int = -1001) -> None:
-        """Set its nice value, and how willingly it is ended when memory runs out (-1001: as it is)."""
+    async def setpriority(self, nice: int, oom_score_adj: int = OOM_ADJ_AS_IS) -> None:
+        """Set its nice value, and how willingly it is ended when memory runs out (as it is, unless given)."""
         await self.client.setpriority(self.pid, nice, oom_score_adj)
 
     async def getrusage(self) -> c.Usage:

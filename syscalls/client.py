@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 from attnix.kernel import calls as c
-from attnix.kernel.params import ABI_VERSION
+from attnix.kernel.params import ABI_VERSION, OOM_ADJ_AS_IS
 
 from .abi import Record
 from .exceptions import AccessDenied, AttnixError, Busy, ConnectionLost
@@ -527,8 +527,8 @@ class Process:
         """Wait until it has ended."""
         return self.client.wait(self.pid, timeout_ms)
 
-    def setpriority(self, nice: int, oom_score_adj: int = -1001) -> None:
-        """Set its nice value, and how willingly it is ended when memory runs out (-1001: as it is)."""
+    def setpriority(self, nice: int, oom_score_adj: int = OOM_ADJ_AS_IS) -> None:
+        """Set its nice value, and how willingly it is ended when memory runs out (as it is, unless given)."""
         self.client.setpriority(self.pid, nice, oom_score_adj)
 
     def getrusage(self) -> c.Usage:

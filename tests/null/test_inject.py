@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from attnix.drivers.sim_model import SamplingChoice, reference_scores, reference_tokens
 from attnix.kernel import injected
-from attnix.kernel.core import Core
-from attnix.kernel.errors import E, Errno
+from attnix.kernel.errors import E
 from attnix.kernel.events import Pause, Resume, StopAt
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
-
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-
-
-def small(**more: Any) -> SimulatedSystem:
-    return SimulatedSystem(**{"core": Core, "frames": 32, "block_tokens": 4, **more})
-
-
-def refused(code: E, client: SimulatedClient, name: str, *args: object) -> dict[str, Any]:
-    with pytest.raises(Errno) as error:
-        client.call(name, *args)
-    assert error.value.code is code, error.value
-    return dict(error.value.detail)
+from tests.null.small import PROMPT, refused, small
 
 
 def naive(prompt: list[int], want: int, put: dict[int, list[int]], seed: int = 0, temperature: float = 0.0) -> tuple[

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from attnix.drivers.sim_model import SamplingChoice, reference_tokens
-from attnix.kernel.errors import E, Errno
+from attnix.kernel.errors import E
 from attnix.kernel.events import Connect, Effect, Event, Journal, Pause, Prime, Restored, StopAt, Suspend
 from attnix.kernel.journal import ContextRecord, DropRecord, LogRecord, MarkRecord, RestoredContext
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
+from tests.null.small import refused
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 
@@ -74,13 +75,6 @@ class Durable(SimulatedSystem):
         self.clients[client.conn] = client
         self.step(Connect(client.conn, uid, uid, 1, f"token-{self.disk.boots}-{client.conn}"))
         return client, client.call("hello", "test", 2, session)
-
-
-def refused(code: E, client: SimulatedClient, name: str, *args: object) -> dict[str, Any]:
-    with pytest.raises(Errno) as caught:
-        client.call(name, *args)
-    assert caught.value.code == code, caught.value
-    return dict(caught.value.detail)
 
 
 def named(client: SimulatedClient, name: str = "n", prompt: list[int] = PROMPT) -> int:

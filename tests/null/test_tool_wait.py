@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
-from attnix.kernel.core import Core
-from attnix.kernel.errors import E, Errno
+from attnix.kernel.errors import E
 from attnix.kernel.events import Journal, Restored, Suspend
 from attnix.kernel.journal import ToolRecord
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
+from tests.null.small import PROMPT, refused, small
 
 MS = 1_000_000
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-
-
-def small(**more: Any) -> SimulatedSystem:
-    return SimulatedSystem(**{"core": Core, "frames": 32, "block_tokens": 4, **more})
-
-
-def refused(code: E, client: SimulatedClient, name: str, *args: object) -> dict[str, Any]:
-    with pytest.raises(Errno) as error:
-        client.call(name, *args)
-    assert error.value.code is code, error.value
-    return dict(error.value.detail)
 
 
 def waiting(system: SimulatedSystem, **wait: int) -> tuple[SimulatedClient, int, int]:
