@@ -32,6 +32,13 @@ $(VENV)/.liburing: | $(VENV)/.base
 	  || echo "liburing's headers are missing (Debian: liburing-dev): the file tier will use threads instead of io_uring"
 	@touch $@
 
+# The dashboard's tests drive Debian's chromium.  Where it is missing and may not be installed, they are skipped and say so.
+$(VENV)/.chromium: | $(VENV)/.base
+	@command -v chromedriver >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { apt-get install -y -qq chromium chromium-driver fonts-dejavu-core \
+	  || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver fonts-dejavu-core; }; } >/dev/null 2>&1; } \
+	  || echo "chromium is missing (Debian: chromium chromium-driver): the dashboard's tests will be skipped"
+	@touch $@
+
 # Compiled in place: the package is installed editable.
 $(VENV)/.built: $(VENV)/.base $(VENV)/.liburing $(C_FILES) setup.py
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -50,7 +57,7 @@ demo: build
 
 # Two files of tests at a time: most of them wait for processes.  WORKERS=0: one test after another, in one process.
 WORKERS ?= 2
-test: model
+test: model $(VENV)/.chromium
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # -- checks ---------------------------------------------------------------------------------------------------------
