@@ -13,9 +13,26 @@ which two runs meet is gone through once for each.
 """
 
 from .lang import tl, triton
+from .narrow import INTERPRETED, narrow
 
 FLOOR = tl.constexpr(-1.0e30)  # the running maximum before any score
 RUN_ENTRIES = tl.constexpr(256)  # entries looked at together for the end of a run
+
+
+@triton.jit
+def dot(a, b, acc):
+    """acc + a . b, in float32.  The interpreter would multiply bfloat16's bit patterns as integers: it gets float32, exactly."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def widened(x, dtype: tl.constexpr):
+    """Elements of KV as the tensor cores multiply them; exact for int8 and e4m3.  The interpreter has no int8 -> bfloat16."""
+    if INTERPRETED:
+        return narrow(x.to(tl.float32), dtype)
+    return x.to(dtype)
 
 
 @triton.jit
@@ -35,8 +52,8 @@ def turned_query(
     d = tl.arange(0, DP)
     ok = row_ok[:, None] & (d < D)[None, :]
     q = tl.load(q_ptr + row_at[:, None] + d[None, :], mask=ok, other=0.0)
-    turned = q.to(COMPUTE)
-    if SHIFTED:
+    turned = narrow(q.to(tl.float32), COMPUTE)
+    if SHIFTED:  # noqa: SIM102  (a constant: without it nothing below is compiled)
         if shift != 0:
             low = d < D // 2
             partner = tl.where(low, d + D // 2, d - D // 2)
@@ -46,7 +63,7 @@ def turned_query(
             # back by a positive shift: a cos + b sin, b cos - a sin
             sine = tl.where(low == (shift > 0), sine, -sine)
             other = tl.load(q_ptr + row_at[:, None] + partner[None, :], mask=ok, other=0.0)
-            turned = (q.to(tl.float32) * cosine[None, :] + other.to(tl.float32) * sine[None, :]).to(COMPUTE)
+            turned = narrow(q.to(tl.float32) * cosine[None, :] + other.to(tl.float32) * sine[None, :], COMPUTE)
     return turned
 
 
@@ -115,7 +132,7 @@ def attend_places(
         if DP != D:
             ok = ok & (d < D)[None, :]
         k = tl.load(k_ptr + row[:, None] + d[None, :], mask=ok, other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        scores = dot(q, tl.trans(widened(k, q.dtype)), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
         if SCALED:
             scale_row = frame * scale_stride + offset
             scores = scores * tl.load(k_scale_ptr + scale_row, mask=here, other=0.0)[None, :]
@@ -127,14 +144,16 @@ def attend_places(
         else:
             scores = tl.where(here[None, :], scores, -float("inf"))
         top = tl.maximum(m, tl.max(scores, 1) * qk_scale)
-        p = tl.exp2(tl.fma(scores, tl.full(scores.shape, qk_scale, tl.float32), tl.broadcast_to(-top[:, None], scores.shape)))
+        p = tl.exp2(
+            tl.fma(scores, tl.full(scores.shape, qk_scale, tl.float32), tl.broadcast_to(-top[:, None], scores.shape))
+        )
         shrink = tl.exp2(m - top)
         l = tl.fma(l, shrink, tl.sum(p, 1))
         m = top
         if SCALED:
             p = p * tl.load(v_scale_ptr + scale_row, mask=here, other=0.0)[None, :]
         v = tl.load(v_ptr + row[:, None] + d[None, :], mask=ok, other=0.0)
-        acc = tl.dot(p.to(q.dtype), v.to(q.dtype), acc * shrink[:, None], input_precision="ieee")
+        acc = dot(narrow(p, q.dtype), widened(v, q.dtype), acc * shrink[:, None])
     return acc, m, l
 
 
@@ -208,3 +227,9 @@ def merged(acc, m, l, part, part_m, part_l):
     keep = tl.exp2(m - top)
     add = tl.exp2(part_m - top)
     return acc * keep[:, None] + part * add[:, None], top, l * keep + part_l * add
+
+
+@triton.jit
+def finished(acc, l, dtype: tl.constexpr):
+    """The rows' values; 0 for a row that saw nothing."""
+    return narrow(acc / tl.where(l == 0.0, 1.0, l)[:, None], dtype)

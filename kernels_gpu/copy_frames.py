@@ -21,9 +21,7 @@ WORD_BYTES = 8
 
 
 @triton.jit
-def copy_frames_kernel(
-    source, target, pairs, first_word, words, source_step, target_step, shares, WORDS: tl.constexpr
-):
+def copy_frames_kernel(source, target, pairs, first_word, words, source_step, target_step, shares, WORDS: tl.constexpr):
     item = tl.program_id(0) // shares
     share = tl.program_id(0) % shares
     at = share * WORDS + tl.arange(0, WORDS)

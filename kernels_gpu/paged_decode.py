@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from .attend import FLOOR, attend_range, merged
+from .attend import FLOOR, attend_range, finished, merged
 from .lang import tl, triton
-from .launches import INVARIANT_PLACES, checked, compute_type, decode_launch, invariant_launch, padded, processors
 from .shapes import Batch, Frames, Launch, Numerics, PageTable, Rope
+from .tiles import INVARIANT_PLACES, checked, compute_type, decode_launch, invariant_launch, padded, processors
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def decode_pieces(
         ok = (g < G)[:, None] & (d < D)[None, :]
         if take == count:
             to = out_ptr + row * out_stride + (head * G + g)[:, None] * D + d[None, :]
-            tl.store(to, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=ok)
+            tl.store(to, finished(acc, l, out_ptr.dtype.element_ty), mask=ok)
         else:
             piece = x.to(tl.int64)
             if not INVARIANT:
@@ -204,13 +204,15 @@ def merge_pieces(
             piece = (from_piece + i).to(tl.int64)
             if not INVARIANT:
                 piece = piece * 2 + (i == 0)
-            part = tl.load(part_ptr + piece * (G * D) + g * D + one[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0)
+            part = tl.load(
+                part_ptr + piece * (G * D) + g * D + one[:, None] + d[None, :], mask=(d < D)[None, :], other=0.0
+            )
             part_m = tl.load(state_ptr + piece * (2 * G) + g + one)
             part_l = tl.load(state_ptr + piece * (2 * G) + G + g + one)
             acc, m, l = merged(acc, m, l, part, part_m, part_l)
         row = tl.load(row_ptr + b).to(tl.int64)
         to = out_ptr + row * out_stride + query_head * D + one[:, None] + d[None, :]
-        tl.store(to, (acc / l[:, None]).to(out_ptr.dtype.element_ty), mask=(d < D)[None, :])
+        tl.store(to, finished(acc, l, out_ptr.dtype.element_ty), mask=(d < D)[None, :])
 
 
 def decode_pieces_bound(batch: Batch, frames: Frames, programs: int, numerics: Numerics) -> int:
@@ -221,9 +223,11 @@ def decode_pieces_bound(batch: Batch, frames: Frames, programs: int, numerics: N
     return batch.slot.numel() * frames.kv_heads * -(-places // INVARIANT_PLACES)
 
 
-def decode_workspace(frames: Frames, batch: Batch, q_heads: int, *, launch: Launch | None = None, numerics: Numerics = "fast") -> int:
+def decode_workspace(
+    frames: Frames, batch: Batch, q_heads: int, *, launch: Launch | None = None, numerics: Numerics = "fast"
+) -> int:
     """float32 elements of workspace that `paged_decode` needs for batches of at most this size and `max_entries`."""
-    launch = launch or decode_launch(frames)
+    launch = launch or decode_launch(frames.kv.device, frames)
     programs = launch.programs * processors(frames.kv.device)
     pieces = decode_pieces_bound(batch, frames, programs, numerics)
     return pieces * (q_heads // frames.kv_heads) * (frames.head_dim + 2)
@@ -261,13 +265,15 @@ def paged_decode(
     """
     group, head_dim = checked(q, frames, batch)
     fast = numerics == "fast"
-    launch = (launch or decode_launch(frames)) if fast else invariant_launch(frames)
+    launch = (launch or decode_launch(q.device, frames)) if fast else invariant_launch(frames)
     programs = launch.programs * processors(q.device)
     pieces = decode_pieces_bound(batch, frames, programs, numerics)
     if workspace is None:
         workspace = torch.empty(pieces * group * (head_dim + 2), dtype=torch.float32, device=q.device)
     elif workspace.numel() < pieces * group * (head_dim + 2):
-        raise ValueError(f"a workspace of {workspace.numel()} elements, where {pieces * group * (head_dim + 2)} are needed")
+        raise ValueError(
+            f"a workspace of {workspace.numel()} elements, where {pieces * group * (head_dim + 2)} are needed"
+        )
     part, state = workspace[: pieces * group * head_dim], workspace[pieces * group * head_dim :]
     if out is None:
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)

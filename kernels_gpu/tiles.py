@@ -5,7 +5,8 @@ from typing import Any, Final
 import torch
 
 from .lang import is_interpreted, tl
-from .shapes import BLOCK_TOKENS, FP8_CAPABILITY, HEAD_DIMS, Batch, Frames, Launch
+from .launch import architecture_of, has_fp8, launch
+from .shapes import BLOCK_TOKENS, HEAD_DIMS, Batch, Frames, Launch
 
 INVARIANT_PLACES: Final = 1024  # places of one split in invariant mode; part of the numerics, not a launch parameter
 INTERPRETED_PROCESSORS: Final = 3
@@ -42,28 +43,26 @@ def checked(q: torch.Tensor, frames: Frames, batch: Batch) -> tuple[int, int]:
     if q.stride(2) != 1 or frames.kv.stride(5) != 1:
         raise ValueError("a head's elements must follow one another")
     if q.device.type != "cuda" and not is_interpreted():
-        raise RuntimeError("the kernels run on CUDA tensors; on CPU tensors only in triton's interpreter (TRITON_INTERPRET=1)")
-    if (
-        frames.kv.dtype == torch.float8_e4m3fn
-        and q.device.type == "cuda"
-        and torch.cuda.get_device_capability(q.device) < FP8_CAPABILITY
-    ):
+        raise RuntimeError(
+            "the kernels run on CUDA tensors; on CPU tensors only in triton's interpreter (TRITON_INTERPRET=1)"
+        )
+    if frames.kv.dtype == torch.float8_e4m3fn and not has_fp8(q.device):
         raise ValueError("fp8 KV needs compute capability 8.9")
     return q_heads // frames.kv_heads, head_dim
 
 
-def decode_launch(frames: Frames) -> Launch:
-    """Decode's launch parameters where no table row says otherwise."""
-    wide = frames.head_dim * max(frames.kv.element_size(), 2) > 256
-    return Launch(block_m=16, block_n=32 if wide else 64, warps=4, stages=3)
+def decode_launch(device: torch.device, frames: Frames) -> Launch:
+    """Decode's launch parameters: the table's, which are for 16-bit products.  float32 has one row, here."""
+    if frames.kv.dtype == torch.float32:
+        return Launch(block_m=16, block_n=32, warps=4, stages=2)
+    return launch("paged_decode", architecture_of(device), frames.head_dim, frames.block_tokens)
 
 
-def prefill_launch(frames: Frames) -> Launch:
-    """Prefill's launch parameters where no table row says otherwise."""
+def prefill_launch(device: torch.device, frames: Frames) -> Launch:
+    """Prefill's launch parameters, as decode_launch."""
     if frames.kv.dtype == torch.float32:
         return Launch(block_m=32, block_n=32, warps=4, stages=1)
-    wide = frames.head_dim > 128
-    return Launch(block_m=64 if wide else 128, block_n=32 if wide else 64, warps=4 if wide else 8, stages=2)
+    return launch("paged_prefill", architecture_of(device), frames.head_dim, frames.block_tokens)
 
 
 def invariant_launch(frames: Frames) -> Launch:
@@ -73,4 +72,6 @@ def invariant_launch(frames: Frames) -> Launch:
     """
     if frames.kv.dtype == torch.float32:
         return Launch(block_m=32, block_n=32, warps=4, stages=1)
-    return Launch(block_m=64, block_n=32 if frames.head_dim > 128 else 64, warps=8 if frames.head_dim > 128 else 4, stages=2)
+    return Launch(
+        block_m=64, block_n=32 if frames.head_dim > 128 else 64, warps=8 if frames.head_dim > 128 else 4, stages=2
+    )
