@@ -12,8 +12,7 @@ import os
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns when nobody has chosen; 1 is what it does now
 
-import triton
-import triton.language as tl
+from .lang import tl, triton
 
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
@@ -45,7 +44,7 @@ def narrow(x, dtype: tl.constexpr):
 @triton.jit
 def quantised(x, factor, dtype: tl.constexpr):
     """x * factor as int8 or float8e4nv.  factor: from `scales`, which keeps the product within the dtype's range."""
-    y = tl.where(factor == 0.0, 0.0, x * factor)
+    y = tl.where(factor == 0.0, 0.0, x) * factor
     if dtype == tl.int8:
         return ((y + _INTEGER_MAGIC) - _INTEGER_MAGIC).to(tl.int8)
     return narrow(tl.minimum(tl.maximum(y, -FP8_PEAK), FP8_PEAK), dtype)
