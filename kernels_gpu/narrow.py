@@ -35,9 +35,9 @@ def narrow(x, dtype: tl.constexpr):
         if dtype == tl.float8e4nv:
             bits = x.to(tl.int32, bitcast=True)
             normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -1048576).to(tl.float32, bitcast=True)
-            subnormal = (x + _SUBNORMAL_MAGIC) - _SUBNORMAL_MAGIC
-            rounded = tl.where(tl.abs(x) < _LEAST_NORMAL_FP8, subnormal, normal)
-            x = tl.where(x == x, rounded, x)
+            subnormal = (tl.abs(x) + _SUBNORMAL_MAGIC) - _SUBNORMAL_MAGIC
+            signed = (subnormal.to(tl.int32, bitcast=True) | (bits & -2147483648)).to(tl.float32, bitcast=True)
+            x = tl.where(x == x, tl.where(tl.abs(x) < _LEAST_NORMAL_FP8, signed, normal), x)
     return x.to(dtype)
 
 
