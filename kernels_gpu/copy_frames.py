@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import triton
-import triton.language as tl
 
+from .lang import tl, triton
 from .launch import architecture_of, launch
 
 WORD_BYTES = 8
