@@ -14,6 +14,8 @@ import torch
 
 from .copy_frames import copy_frames
 from .launch import ARCHITECTURES
+from .paged_decode import paged_decode
+from .paged_prefill import paged_prefill
 from .rmsnorm import rmsnorm
 from .rope_write import Places, rope_write
 from .shapes import BLOCK_TOKENS, ELEMENTS, FP8_CAPABILITY, HEAD_DIMS, SCALED, Batch, Frames, KvDtype, PageTable, Rope
@@ -72,6 +74,11 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
         yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype)
         if kv_dtype == "bfloat16":
             yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype, "norm")
+        for kernel in ("paged_decode", "paged_prefill"):
+            yield Case(kernel, architecture, head_dim, block_tokens, kv_dtype, "shift")
+            if every or kv_dtype == "bfloat16":
+                yield Case(kernel, architecture, head_dim, block_tokens, kv_dtype, "window")
+                yield Case(kernel, architecture, head_dim, block_tokens, kv_dtype, "invariant shift")
 
 
 def _geometries(architecture: int, every: bool) -> Iterator[tuple[int, int, KvDtype]]:
@@ -139,8 +146,34 @@ def _rope_write(case: Case) -> None:
     rope_write(p.q, p.k, p.v, p.frames, places, p.rope, layer=1, q_norm=norm, k_norm=norm)
 
 
+def _paged_decode(case: Case) -> None:
+    p = pass_of(case, 1)
+    _attend(paged_decode, p, case)
+
+
+def _paged_prefill(case: Case) -> None:
+    p = pass_of(case, 16)
+    _attend(paged_prefill, p, case)
+
+
+def _attend(kernel: Callable[..., torch.Tensor], p: _Pass, case: Case) -> None:
+    kernel(
+        p.q,
+        p.frames,
+        p.pages,
+        p.batch,
+        layer=1,
+        scale=0.125,
+        rope=p.rope if "shift" in case.variant else None,
+        window=64 if "window" in case.variant else 0,
+        numerics="invariant" if "invariant" in case.variant else "fast",
+    )
+
+
 _RUNS: Final[dict[str, Callable[[Case], None]]] = {
     "copy_frames": _copy_frames,
+    "paged_decode": _paged_decode,
+    "paged_prefill": _paged_prefill,
     "rmsnorm": _rmsnorm,
     "rope_write": _rope_write,
     "silu_mul": _silu_mul,

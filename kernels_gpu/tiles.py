@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import torch
 
-from .lang import is_interpreted, tl
+from .lang import tl
 from .launch import architecture_of, has_fp8, launch
 from .shapes import BLOCK_TOKENS, HEAD_DIMS, Batch, Frames, Launch
 
@@ -42,10 +42,6 @@ def checked(q: torch.Tensor, frames: Frames, batch: Batch) -> tuple[int, int]:
         raise ValueError(f"block_tokens {frames.block_tokens} is not one of {BLOCK_TOKENS}")
     if q.stride(2) != 1 or frames.kv.stride(5) != 1:
         raise ValueError("a head's elements must follow one another")
-    if q.device.type != "cuda" and not is_interpreted():
-        raise RuntimeError(
-            "the kernels run on CUDA tensors; on CPU tensors only in triton's interpreter (TRITON_INTERPRET=1)"
-        )
     if frames.kv.dtype == torch.float8_e4m3fn and not has_fp8(q.device):
         raise ValueError("fp8 KV needs compute capability 8.9")
     return q_heads // frames.kv_heads, head_dim
