@@ -209,6 +209,7 @@ class AsyncClient(AsyncPlainCalls):
         self._handles = Handles()
         self._wire: _Wire | None = None
         self._lost: ConnectionLost | None = None
+        self._ended = asyncio.Event()
         self._backlog: list[_Asked] = []  # asked for while there is no connection
         self._recovery: asyncio.Task[None] | None = None
 
@@ -246,6 +247,15 @@ class AsyncClient(AsyncPlainCalls):
         if self._wire is not None and self._wire.lost is None:
             self._wire.fail(error)
         self._give_up(error, [])
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be used: started, and neither closed nor lost for good."""
+        return self.server is not None and self._lost is None
+
+    async def ended(self) -> None:
+        """Wait until it is closed, or lost for good."""
+        await self._ended.wait()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -297,6 +307,7 @@ class AsyncClient(AsyncPlainCalls):
 
     def _give_up(self, error: ConnectionLost, asked: list[_Asked]) -> None:
         self._lost = self._lost or error
+        self._ended.set()
         waiting, self._backlog = self._backlog, []
         _fail_all([*asked, *waiting], error)
 

@@ -21,6 +21,7 @@ from .commands.pull import pull
 from .commands.replay import SETTINGS as REPLAY_SETTINGS
 from .commands.replay import replay
 from .commands.run import run
+from .commands.serve import serve
 from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 
 _PROGRAMS: tuple[Callable[..., None], ...] = (
-    demo, pull, boot, run, chat, agent, batch, shutdown, kill
+    demo, pull, boot, run, chat, agent, batch, serve, shutdown, kill
 )  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
