@@ -13,6 +13,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .calls_health import HeadRow as HeadRow
+from .calls_health import HealthResult as HealthResult
+from .calls_health import HoldingRow as HoldingRow
+from .calls_health import LinkRow as LinkRow
+from .calls_health import SampleRow as SampleRow
+from .calls_health import ToolRow as ToolRow
 from .params import OOM_ADJ_AS_IS
 
 

@@ -10,6 +10,7 @@ from .evict import registry
 from .order import registry as orders
 from .params import (
     GROWTH_PERMILLE,
+    MAX_ADMITTED,
     MAX_RUNNING,
     OOM_AFTER_MS,
     STEP_TOKENS,
@@ -23,6 +24,7 @@ from .wait import registry as wait_registry
 _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.step_tokens": (1, 1 << 20, "token budget of one forward pass"),
     "sched.max_running": (1, 1 << 16, "sequences in one forward pass"),
+    "sched.max_admitted": (0, 1 << 16, "contexts that may own frames and run at once, 0: as many as fit"),
     "sched.watermark_permille": (0, 500, "share of the frames that an admission leaves available for growth"),
     "sched.tpot_ms": (0, 60_000, "wanted time per token of every generation that names none; prompts give way, 0: off"),
     "sched.growth_permille": (
@@ -90,6 +92,7 @@ _PUBLIC = ("nobody", "owner", "all")
 class Sysctl:
     step_tokens: int = STEP_TOKENS
     max_running: int = MAX_RUNNING
+    max_admitted: int = MAX_ADMITTED
     watermark_permille: int = WATERMARK_PERMILLE
     tpot_ms: int = 0
     growth_permille: int = GROWTH_PERMILLE

@@ -363,6 +363,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
         job.follows(context.job)
     connection.requests[call.request] = context
     m.lifetimes.used_again(context)
+    m.heads.asked(context)
     m.start(context, job)
 
 

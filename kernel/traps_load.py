@@ -1,10 +1,11 @@
-"""System calls about load: pressure."""
+"""System calls about load: pressure, and the numbers that `attnix doctor` wants."""
 
 from __future__ import annotations
 
 from . import calls as c
 from .errors import E, Errno
 from .events import Syscall
+from .health import health as look_at_health
 from .look import admitted_limit
 from .machine import Machine
 from .process import Connection
@@ -32,4 +33,8 @@ def pressure(m: Machine, connection: Connection, call: Syscall, args: c.Pressure
     )
 
 
-TRAPS: dict[str, Trap] = {"pressure": pressure}
+def health(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.HealthResult:
+    return look_at_health(m, connection.uid)
+
+
+TRAPS: dict[str, Trap] = {"pressure": pressure, "health": health}

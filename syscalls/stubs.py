@@ -35,6 +35,7 @@ from attnix.kernel.calls import (
     GroupRow,
     GroupsArgs,
     GroupsResult,
+    HealthResult,
     HelloArgs,
     HelloResult,
     InjectArgs,
@@ -426,6 +427,13 @@ class SyncPlainCalls(ABC):
         """End a `sleep`: take hbm again and go on."""
         self._invoke("wake", Empty(), Empty)
 
+    def health(self) -> HealthResult:
+        """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
+        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
+        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        """
+        return self._invoke("health", Empty(), HealthResult)
+
 
 class SyncCalls(SyncPlainCalls):
     """Every system call, blocking, on bare handles."""
@@ -803,6 +811,13 @@ class AsyncPlainCalls(ABC):
     async def wake(self) -> None:
         """End a `sleep`: take hbm again and go on."""
         await self._invoke("wake", Empty(), Empty)
+
+    async def health(self) -> HealthResult:
+        """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
+        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
+        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        """
+        return await self._invoke("health", Empty(), HealthResult)
 
 
 class AsyncCalls(AsyncPlainCalls):

@@ -413,5 +413,6 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "wait_tool": calls.WaitToolArgs,
     "resume": calls.ResumeArgs,
     "pressure": calls.PressureArgs,
+    "health": calls.Empty,
     "inject": calls.InjectArgs,
 }
