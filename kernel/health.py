@@ -33,9 +33,11 @@ def links(m: Machine) -> tuple[LinkRow, ...]:
 def tools(m: Machine) -> tuple[ToolRow, ...]:
     rows = []
     for tool in m.lifetimes.tools.heard():
-        quartiles = [round(1000 * tool.ratios.quantile(q)) if len(tool.ratios) else 0 for q in (250, 500, 750)]
+        low, middle, high = (round(1000 * tool.ratios.quantile(q)) if len(tool.ratios) else 0 for q in (250, 500, 750))
         median_ns = int(tool.durations.median()) if len(tool.durations) else -1
-        rows.append(ToolRow(tool.name, tool.calls, median_ns, len(tool.ratios), *quartiles, tool.absurd, tool.absent))
+        rows.append(
+            ToolRow(tool.name, tool.calls, median_ns, len(tool.ratios), low, middle, high, tool.absurd, tool.absent)
+        )
     return tuple(rows)
 
 

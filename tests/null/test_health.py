@@ -89,7 +89,10 @@ def test_samples_are_a_second_apart_and_the_last_is_of_now() -> None:
     client.call("vmstat")  # a sample is taken at the end of a step
     assert len(health(client).samples) == before + 1
     samples = health(client).samples
-    assert (samples[-1].computed_tokens, samples[-1].generated_tokens) == (7, 5)  # 3 + 5, the last not computed
+    assert (samples[-1].computed_tokens, samples[-1].generated_tokens) == (
+        8,
+        5,
+    )  # the prompt, its last token again, 4 more
     assert samples[-1].free_frames + samples[-1].reclaimable_frames == 20 - 2  # 7 tokens in blocks of 4
     for _ in range(SAMPLES + 5):
         system.advance(SAMPLE_NS)
