@@ -403,8 +403,11 @@ class TokensNote(NamedTuple):
 
 
 class ForwardArgs(NamedTuple):
+    """allowed: a bit per token id of the vocabulary, lowest bit first: only these are among the answer.  Empty: all."""
+
     ctx: int
     top_k: int = 20
+    allowed: bytes = b""
 
 
 class ForwardResult(NamedTuple):
