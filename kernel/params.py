@@ -43,5 +43,5 @@ THRASH_LOW_PERMILLE: Final = 100  # sysctl load.thrash_low_permille: more run ag
 THRASH_WINDOW_MS: Final = 2000  # sysctl load.thrash_window_ms
 OOM_AFTER_MS: Final = 60_000  # sysctl oom.after_ms: longer than a hung tier is given until its driver is killed
 
-ABI_VERSION: Final = 3  # clients of any version from 1 are served
+ABI_VERSION: Final = 4  # clients of any version from 1 are served
 PAGE_TABLE_ALIGN_BYTES: Final = 4096

@@ -413,5 +413,7 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "wait_tool": calls.WaitToolArgs,
     "resume": calls.ResumeArgs,
     "pressure": calls.PressureArgs,
+    "read": calls.ReadArgs,
+    "trace": calls.TraceArgs,
     "inject": calls.InjectArgs,
 }
