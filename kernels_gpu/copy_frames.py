@@ -65,7 +65,7 @@ def copy_frames(
         return
     device = pairs.device
     how = launch("copy_frames", architecture_of(device))
-    words, per_program = moved // WORD_BYTES, how.sizes["words"]
+    words, per_program = moved // WORD_BYTES, how.block_n
     shares = triton.cdiv(words, per_program)
     copy_frames_kernel[(len(pairs) * shares,)](
         _words(source),
@@ -77,8 +77,8 @@ def copy_frames(
         target.stride(0) // WORD_BYTES,
         shares,
         WORDS=per_program,
-        num_warps=how.num_warps,
-        num_stages=how.num_stages,
+        num_warps=how.warps,
+        num_stages=how.stages,
     )
 
 

@@ -45,7 +45,7 @@ def narrow(x, dtype: tl.constexpr):
 @triton.jit
 def quantised(x, factor, dtype: tl.constexpr):
     """x * factor as int8 or float8e4nv.  factor: from `scales`, which keeps the product within the dtype's range."""
-    y = x * factor
+    y = tl.where(factor == 0.0, 0.0, x * factor)
     if dtype == tl.int8:
         return ((y + _INTEGER_MAGIC) - _INTEGER_MAGIC).to(tl.int8)
     return narrow(tl.minimum(tl.maximum(y, -FP8_PEAK), FP8_PEAK), dtype)

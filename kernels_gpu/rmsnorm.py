@@ -67,7 +67,7 @@ def rmsnorm(
         y.stride(0),
         WIDTH=triton.next_power_of_2(n),
         ADD=residual is not None,
-        num_warps=how.num_warps,
-        num_stages=how.num_stages,
+        num_warps=how.warps,
+        num_stages=how.stages,
     )
     return y

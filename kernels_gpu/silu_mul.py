@@ -34,7 +34,7 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch
     if rows == 0:
         return y
     how = launch("silu_mul", architecture_of(gate_up.device))
-    columns = how.sizes["columns"]
+    columns = how.block_n
     silu_mul_kernel[(rows, triton.cdiv(n, columns))](
         gate_up,
         y,
@@ -42,7 +42,7 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch
         gate_up.stride(0),
         y.stride(0),
         COLUMNS=columns,
-        num_warps=how.num_warps,
-        num_stages=how.num_stages,
+        num_warps=how.warps,
+        num_stages=how.stages,
     )
     return y
