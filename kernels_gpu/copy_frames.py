@@ -12,18 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import triton
-import triton.language as tl
 
+from .lang import tl, triton
 from .launch import architecture_of, launch
 
 WORD_BYTES = 8
 
 
 @triton.jit
-def copy_frames_kernel(
-    source, target, pairs, first_word, words, source_step, target_step, shares, WORDS: tl.constexpr
-):
+def copy_frames_kernel(source, target, pairs, first_word, words, source_step, target_step, shares, WORDS: tl.constexpr):
     item = tl.program_id(0) // shares
     share = tl.program_id(0) % shares
     at = share * WORDS + tl.arange(0, WORDS)

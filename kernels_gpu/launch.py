@@ -18,7 +18,11 @@ from .launch_table import ROWS
 from .shapes import FP8_CAPABILITY, Launch
 
 ARCHITECTURES: Final = (80, 90, 100)
-SHARED_BYTES: Final = {80: 166_912, 90: 232_448, 100: 232_448}  # of one program; CUDA C++ guide, "technical specifications"
+SHARED_BYTES: Final = {
+    80: 166_912,
+    90: 232_448,
+    100: 232_448,
+}  # of one program; CUDA C++ guide, "technical specifications"
 INTERPRETER_ARCHITECTURE: Final = 80  # whose rows the interpreter takes
 
 _compiling_for: int | None = None

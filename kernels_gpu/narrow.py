@@ -12,8 +12,7 @@ import os
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns when nobody has chosen; 1 is what it does now
 
-import triton
-import triton.language as tl
+from .lang import tl, triton
 
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
@@ -36,16 +35,16 @@ def narrow(x, dtype: tl.constexpr):
         if dtype == tl.float8e4nv:
             bits = x.to(tl.int32, bitcast=True)
             normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -1048576).to(tl.float32, bitcast=True)
-            subnormal = (x + _SUBNORMAL_MAGIC) - _SUBNORMAL_MAGIC
-            rounded = tl.where(tl.abs(x) < _LEAST_NORMAL_FP8, subnormal, normal)
-            x = tl.where(x == x, rounded, x)
+            subnormal = (tl.abs(x) + _SUBNORMAL_MAGIC) - _SUBNORMAL_MAGIC
+            signed = (subnormal.to(tl.int32, bitcast=True) | (bits & -2147483648)).to(tl.float32, bitcast=True)
+            x = tl.where(x == x, tl.where(tl.abs(x) < _LEAST_NORMAL_FP8, signed, normal), x)
     return x.to(dtype)
 
 
 @triton.jit
 def quantised(x, factor, dtype: tl.constexpr):
     """x * factor as int8 or float8e4nv.  factor: from `scales`, which keeps the product within the dtype's range."""
-    y = tl.where(factor == 0.0, 0.0, x * factor)
+    y = tl.where(factor == 0.0, 0.0, x) * factor
     if dtype == tl.int8:
         return ((y + _INTEGER_MAGIC) - _INTEGER_MAGIC).to(tl.int8)
     return narrow(tl.minimum(tl.maximum(y, -FP8_PEAK), FP8_PEAK), dtype)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from .lang import tl, triton
 from .launch import architecture_of, launch
 from .narrow import narrow
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 
+from .lang import tl, triton
 from .launch import architecture_of, has_fp8, launch
 from .narrow import narrow, quantised, scales
 from .shapes import Batch, Frames, PageTable, Rope
@@ -82,7 +81,7 @@ def locate_kernel(
     sequence = tl.program_id(0)
     token = tl.program_id(1) * TILE + tl.arange(0, TILE)
     count = tl.load(entries + sequence)
-    there = (token < tl.load(ntokens + sequence)) & (count > 0)
+    there = token < tl.where(count > 0, tl.load(ntokens + sequence), 0)
     position = tl.load(start + sequence) + token
     begins = first + sequence.to(tl.int64) * first_step
     low = tl.zeros([TILE], tl.int32)  # the last entry that begins at or before the position: empty ones are passed over
@@ -126,9 +125,10 @@ def _rotated(a, b, cosine, sine, position, window, half, HALF: tl.constexpr):
     """Turned on by `position`, which may be negative.  Outside the tables: NaN, rather than a wrong angle."""
     column = tl.arange(0, HALF)
     row = tl.abs(position)
-    known = (column < half) & (row < window)
-    c = tl.load(cosine + row.to(tl.int64) * half + column, mask=known, other=float("nan"))[None, :]
-    s = tl.load(sine + row.to(tl.int64) * half + column, mask=known, other=float("nan"))[None, :]
+    known = column < tl.where(row < window, half, 0)
+    unknown = tl.where(row < window, 0.0, float("nan"))
+    c = tl.load(cosine + row.to(tl.int64) * half + column, mask=known, other=unknown)[None, :]
+    s = tl.load(sine + row.to(tl.int64) * half + column, mask=known, other=unknown)[None, :]
     s = tl.where(position < 0, -s, s)
     return a * c - b * s, b * c + a * s
 
@@ -143,11 +143,10 @@ def _put(
     there = (head < heads)[:, None] & (column < half)[None, :]
     at = kv + head[:, None] * head_step + column[None, :]
     if SCALED:
-        # not finite anywhere: not finite in the sum of x * 0, while a maximum may lose a NaN
-        inside = (column < half)[None, :]
-        lost = tl.sum(tl.where(inside, a * 0.0 + b * 0.0, 0.0), 1)
-        peak = tl.max(tl.where(inside, tl.maximum(tl.abs(a), tl.abs(b)), 0.0), 1)
-        each, factor = scales(tl.where(lost == 0.0, peak, float("nan")), kv.dtype.element_ty)
+        large, other = tl.abs(a), tl.abs(b)
+        lost = (a != a) | (b != b) | (large == float("inf")) | (other == float("inf"))  # a maximum may lose a NaN
+        peak = tl.max(tl.maximum(large, other), 1)
+        each, factor = scales(tl.where(tl.sum(lost.to(tl.int32), 1) > 0, float("nan"), peak), kv.dtype.element_ty)
         tl.store(scale + head * scale_head_step, each, mask=head < heads)
         tl.store(at, quantised(a, factor[:, None], kv.dtype.element_ty), mask=there)
         tl.store(at + half, quantised(b, factor[:, None], kv.dtype.element_ty), mask=there)

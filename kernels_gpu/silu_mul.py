@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from .lang import tl, triton
 from .launch import architecture_of, launch
 from .narrow import narrow
 
@@ -36,13 +35,6 @@ def silu_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch
     how = launch("silu_mul", architecture_of(gate_up.device))
     columns = how.block_n
     silu_mul_kernel[(rows, triton.cdiv(n, columns))](
-        gate_up,
-        y,
-        n,
-        gate_up.stride(0),
-        y.stride(0),
-        COLUMNS=columns,
-        num_warps=how.warps,
-        num_stages=how.stages,
+        gate_up, y, n, gate_up.stride(0), y.stride(0), COLUMNS=columns, num_warps=how.warps, num_stages=how.stages
     )
     return y
