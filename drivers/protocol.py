@@ -73,6 +73,9 @@ class Probe(NamedTuple):
     write_bytes_s: int = 0
     latency_ns: int = 0  # of a transfer of one frame, beyond its bytes
     prefill: tuple[TimedPrefill, ...] = ()  # timed at the start of the first life; each an array of three on the wire
+    arena: str = (
+        "kept"  # an accel: whether its frames outlive it (in the daemon's memfd), or are "lost" (in a device's memory)
+    )
 
 
 class ExecStats(NamedTuple):

@@ -473,7 +473,8 @@ class _Device:
             life.identify(self._identity)
         for found in life.found:
             self._emit_open(found)
-        arena = self.spec.arena if life.epoch > 1 else "lost"  # the first life finds nothing worth keeping
+        # The first life finds nothing worth keeping; a driver whose frames lie in its device's memory never does.
+        arena = self.spec.arena if life.epoch > 1 and probe.arena != "lost" else "lost"
         self._emit_open(
             DriverUp(
                 self.spec.device, life.epoch, life.pid, arena, probe.engine, probe.capabilities,
