@@ -6,10 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from .commands.agent import agent
 from .commands.batch import batch
@@ -104,6 +106,12 @@ app.add_typer(bench, name="bench")
 app.add_typer(study, name="study")
 
 
+@cache
+def command() -> Any:
+    """What typer makes of all this, once: it takes a tenth of a second, and the shell runs many commands."""
+    return get_command(app)
+
+
 def main() -> None:
     """Entry point of the console script."""
     sys.exit(run(sys.argv[1:]))
@@ -112,7 +120,7 @@ def main() -> None:
 def run(words: Sequence[str]) -> int:
     """One command.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
-        app(list(words), prog_name="attnix")
+        command()(list(words), prog_name="attnix")
     except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except CommandError as error:

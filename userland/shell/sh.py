@@ -103,7 +103,8 @@ class Shell:
             else:
                 for joint, statement in statements(text):
                     if statement and not (joint == "&&" and self.status) and not (joint == "||" and not self.status):
-                        self.status = self._attnix(split(statement))
+                        own = not statement.startswith("!")
+                        self.status = self._attnix(split(statement)) if own else _system(statement[1:])
         except ValueError as error:
             self.status = _complain(str(error))
         except KeyboardInterrupt:
