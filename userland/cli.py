@@ -25,6 +25,7 @@ from .commands.serve import serve
 from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
+from .doctor.command import doctor
 from .output import AttnixError, CommandError, say_error
 from .shell.dmesg import dmesg
 from .shell.explain import explain
@@ -51,7 +52,7 @@ _PROGRAMS: tuple[Callable[..., None], ...] = (
 )  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
-    ps, pmap, free, tiers, stat, explain, fsck, uname, dmesg, vmstat, sysctl
+    ps, pmap, free, tiers, stat, explain, doctor, fsck, uname, dmesg, vmstat, sysctl
 )  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)

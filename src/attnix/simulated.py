@@ -413,6 +413,6 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "wait_tool": calls.WaitToolArgs,
     "resume": calls.ResumeArgs,
     "pressure": calls.PressureArgs,
-    "health": calls.Empty,
+    "health": calls.HealthArgs,
     "inject": calls.InjectArgs,
 }
