@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .calls_health import HeadRow as HeadRow
+from .calls_health import HealthArgs as HealthArgs
 from .calls_health import HealthResult as HealthResult
 from .calls_health import HoldingRow as HoldingRow
 from .calls_health import LinkRow as LinkRow

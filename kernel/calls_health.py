@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+class HealthArgs(NamedTuple):
+    heads: int = 64  # prompts to tell of: so many of contexts that are there, and so many that went
+
+
 class SampleRow(NamedTuple):
     """The machine at one moment: sums since boot, and what there was then (of all compute devices together)."""
 
@@ -20,6 +24,7 @@ class SampleRow(NamedTuple):
     some_ns: int  # some context with work waited for frames
     full_ns: int  # and no device did anything
     late_ns: int  # that transfers took longer than their devices did at first
+    copy_waits: int  # times that frames were wanted whose content had to be copied down first
     active: int  # contexts that own frames and run
     queued: int  # contexts that wait for frames or for their prompt
     free_frames: int

@@ -42,18 +42,16 @@ class Heads:
         if _counts(context):
             self._gone.append(_Gone(context.process.uid, self._row(context, False)))
 
-    def rows(self, uid: int, everybody: bool) -> tuple[HeadRow, ...]:
-        """The latest, oldest first.  everybody: of others, too, but not what they began with."""
-        found = [
-            gone.row if gone.uid == uid else gone.row._replace(head=b"")
-            for gone in self._gone
-            if everybody or gone.uid == uid
-        ]
+    def rows(self, uid: int, everybody: bool, each: int) -> tuple[HeadRow, ...]:
+        """The latest, `each` of those that went and of those that are there, oldest first.  everybody: of others, too, but not
+        what they began with."""
+        gone = [g.row if g.uid == uid else g.row._replace(head=b"") for g in self._gone if everybody or g.uid == uid]
         live = [c for c in self._m.contexts.values() if _counts(c) and (everybody or c.process.uid == uid)]
-        for context in live[-HEADS:]:
+        found = gone[max(0, len(gone) - each) :]
+        for context in live[max(0, len(live) - each) :]:
             row = self._row(context, True)
             found.append(row if context.process.uid == uid else row._replace(head=b""))
-        return tuple(found[-HEADS:])
+        return tuple(found)
 
     def _row(self, context: Context, live: bool) -> HeadRow:
         core = self._m.core

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 
-def health(m: Machine, uid: int) -> HealthResult:
+def health(m: Machine, uid: int, heads_each: int) -> HealthResult:
     """To one of several uids only what is its own: the machine's numbers would tell it about the others."""
     everybody = alone(m, uid)
-    heads = m.heads.rows(uid, everybody)
+    heads = m.heads.rows(uid, everybody, heads_each)
     if not everybody:
         return HealthResult(m.now_ns, (), heads, (), (), ())
     return HealthResult(m.now_ns, m.history.rows(), heads, links(m), tools(m), holdings(m))

@@ -37,7 +37,7 @@ class History:
             m.now_ns, counters["computed_tokens"], counters["generated_tokens"], counters["compute_ns"],
             counters["thrash_tokens"], counters["preemptions_running"], counters["fault_blocks"], core.lookup_hits,
             core.lookup_misses, m.psi.some.total_ns, m.psi.full.total_ns, m.costs.late_ns(),
-            sum(s.active() for s in m.schedulers), sum(len(s.queue) for s in m.schedulers), free, reclaimable,
+            counters["copy_waits"], sum(s.active() for s in m.schedulers), sum(len(s.queue) for s in m.schedulers), free, reclaimable,
         )  # fmt: skip
 
     def rows(self) -> tuple[SampleRow, ...]:

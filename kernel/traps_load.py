@@ -8,6 +8,7 @@ from .events import Syscall
 from .health import health as look_at_health
 from .look import admitted_limit
 from .machine import Machine
+from .params import HEADS
 from .process import Connection
 from .psi import WINDOW_MS
 from .traps import Trap
@@ -33,8 +34,10 @@ def pressure(m: Machine, connection: Connection, call: Syscall, args: c.Pressure
     )
 
 
-def health(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c.HealthResult:
-    return look_at_health(m, connection.uid)
+def health(m: Machine, connection: Connection, call: Syscall, args: c.HealthArgs) -> c.HealthResult:
+    if not 0 <= args.heads <= HEADS:
+        raise Errno(E.EINVAL, f"0 to {HEADS} heads can be told, not {args.heads}", heads=args.heads, limit=HEADS)
+    return look_at_health(m, connection.uid, args.heads)
 
 
 TRAPS: dict[str, Trap] = {"pressure": pressure, "health": health}

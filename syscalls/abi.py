@@ -285,7 +285,7 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(92, "wake", _SYSTEM, c.Empty, c.Empty, "EACCES EBUSY ENOMEM ENODEV EIO EHOSTDOWN ETIMEDOUT ENOSYS", """
         End a `sleep`: take hbm again and go on.
         """, since=2),
-    _call(93, "health", _SYSTEM, c.Empty, c.HealthResult, "", """
+    _call(93, "health", _SYSTEM, c.HealthArgs, c.HealthResult, "", """
         What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent prompts began
         (to their own uid only), how fast links were at first, how right etas were, and who holds the frames.  While several
         uids are served, only the daemon's own user is told more than its own prompts.

@@ -35,6 +35,7 @@ from attnix.kernel.calls import (
     GroupRow,
     GroupsArgs,
     GroupsResult,
+    HealthArgs,
     HealthResult,
     HelloArgs,
     HelloResult,
@@ -444,12 +445,12 @@ class SyncPlainCalls(ABC):
         """End a `sleep`: take hbm again and go on."""
         self._invoke("wake", Empty(), Empty)
 
-    def health(self) -> HealthResult:
+    def health(self, heads: int = 64) -> HealthResult:
         """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
         prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
         frames. While several uids are served, only the daemon's own user is told more than its own prompts.
         """
-        return self._invoke("health", Empty(), HealthResult)
+        return self._invoke("health", HealthArgs(heads), HealthResult)
 
 
 class SyncCalls(SyncPlainCalls):
@@ -843,12 +844,12 @@ class AsyncPlainCalls(ABC):
         """End a `sleep`: take hbm again and go on."""
         await self._invoke("wake", Empty(), Empty)
 
-    async def health(self) -> HealthResult:
+    async def health(self, heads: int = 64) -> HealthResult:
         """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
         prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
         frames. While several uids are served, only the daemon's own user is told more than its own prompts.
         """
-        return await self._invoke("health", Empty(), HealthResult)
+        return await self._invoke("health", HealthArgs(heads), HealthResult)
 
 
 class AsyncCalls(AsyncPlainCalls):

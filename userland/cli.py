@@ -31,6 +31,7 @@ from .commands.serve import serve
 from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
+from .doctor.command import doctor
 from .output import AttnixError, CommandError, say_error
 from .shell.cat import cat
 from .shell.df import df
@@ -88,7 +89,7 @@ _PROGRAMS: tuple[Callable[..., None], ...] = (
 )  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
-    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, strace, sysctl, dmesg, fsck, uname, dump, kill
+    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, doctor, strace, sysctl, dmesg, fsck, uname, dump, kill
 )  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)

@@ -413,7 +413,7 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "wait_tool": calls.WaitToolArgs,
     "resume": calls.ResumeArgs,
     "pressure": calls.PressureArgs,
-    "health": calls.Empty,
+    "health": calls.HealthArgs,
     "read": calls.ReadArgs,
     "trace": calls.TraceArgs,
     "inject": calls.InjectArgs,

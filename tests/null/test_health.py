@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 from attnix.kernel.calls import HealthResult
 from attnix.kernel.cost import Link
@@ -61,9 +61,12 @@ def test_heads_are_cut_and_the_oldest_go_first() -> None:
     assert (len(row.head), row.prompt_tokens) == (4 * HEAD_TOKENS, len(long))
     for number in range(HEADS):
         client.call("release", ask(client, [number, 1], 1))
-    heads = [tokens_of(r.head)[0] for r in health(client).heads]
-    assert len(heads) == HEADS and heads[0] == 1  # [0, 1] made room for the live one, which is last
-    assert len(tokens_of(health(client).heads[-1].head)) == HEAD_TOKENS
+    client.call("release", ask(client, [HEADS, 1], 1))
+    *gone, live = health(client).heads
+    assert [tokens_of(r.head)[0] for r in gone] == list(range(1, HEADS + 1))
+    assert len(tokens_of(live.head)) == HEAD_TOKENS
+    assert [tokens_of(r.head)[0] for r in client.call("health", 1).heads] == [HEADS, 0]
+    assert client.call("health", 0).heads == ()
 
 
 def test_a_prompt_is_told_to_its_own_uid_only_and_the_machines_numbers_to_its_administrator() -> None:
@@ -101,7 +104,7 @@ def test_samples_are_a_second_apart_and_the_last_is_of_now() -> None:
         client.call("vmstat")
     assert len(health(client).samples) == SAMPLES + 1
     times = [s.at_ns for s in health(client).samples[:-1]]
-    assert min(b - a for a, b in itertools.pairwise(times)) >= SAMPLE_NS
+    assert min(b - a for a, b in pairwise(times)) >= SAMPLE_NS
 
 
 def test_a_link_is_compared_with_what_its_driver_measured() -> None:
