@@ -411,6 +411,7 @@ class GenerateResult(NamedTuple):
     injected: tuple[
         tuple[int, int], ...
     ] = ()  # (index among `tokens` before which they stand, how many): in the context, but not among `tokens`
+    stop: str = ""  # the stop string that ended it; "": something else did
 
 
 class TokensNote(NamedTuple):
