@@ -239,7 +239,7 @@ static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *
     float scale = 1.4426950408889634f / __builtin_sqrtf((float)head_dim); /* softmax in base 2 */
     ax_rows q = {.data = s->q, .mr = block_rows(rows), .rows = rows, .k = head_dim};
     q.block_words = (size_t)q.mr * (size_t)(e->paired[kind] ? head_dim / 2 : head_dim);
-    int padded = ax_pad(rows, q.mr), begin = task->from, end = task->to, now = 0, open = begin < end;
+    int padded = ax_pad(rows, q.mr), blocks = padded / q.mr, begin = task->from, end = task->to, now = 0, open = begin < end;
     int32_t packed_shift = NO_SHIFT;
     tile_t tiles[2];
 
@@ -266,19 +266,22 @@ static void attend(ax_engine *e, int layer, const ax_task *task, const ax_task *
         int thin = is_thin(e, rows, words) && !t->mixed;
         if (!thin) {
             if (e->s.kv_dtype == AX_INT8) widen_tile(t, head_dim, (uint16_t *)s->widened);
-            pack_keys(t, next, words, (uint32_t *)s->k_panels);
-            pack_values(t, next, e, (uint32_t *)s->v_panels);
+            pack_keys(t, words, (uint32_t *)s->k_panels);
+            pack_values(t, e, (uint32_t *)s->v_panels);
         }
         if (!t->mixed && t->shift[0] != packed_shift) {
             packed_shift = t->shift[0];
             pack_queries(e, task, packed_shift, &q, s);
         } else if (t->mixed) packed_shift = NO_SHIFT;
         if (thin) thin_tile(e, at, t, next, &q, depth, words, scale, s);
-        for (int block = 0; !thin && block * q.mr < rows; block++) {
+        for (int block = 0; !thin && block < blocks; block++) { /* each asks for its part of the next tile, not all at once */
+            int some = AX_TILE * block / blocks, more = AX_TILE * (block + 1) / blocks - some;
+            fetch_rows(next, some, more, 0);
             score_block(e, task, t, &q, block, words, s);
             softmax_block(e, at, t, block * q.mr, q.mr, scale, s);
             const uint32_t *v = (const uint32_t *)s->v_panels;
             float *out = s->out + (size_t)(block * q.mr) * (size_t)depth;
+            fetch_rows(next, some, more, next->value);
             for (int d = 0; d < depth; d += AX_PANEL, v += (size_t)per_panel * AX_PANEL)
                 values_table[kind][q.mr](kind == AX_BF16 ? (t->n + 1) / 2 : t->n, s->p, v, out + d, depth, s->alpha);
         }
