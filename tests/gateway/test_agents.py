@@ -100,9 +100,7 @@ def test_anthropic(gateway: Gateway) -> None:
         if not used:
             break
         assert got.stop_reason == "tool_use"
-        results = [
-            {"type": "tool_result", "tool_use_id": use.id, "content": tool.weather(**use.input)} for use in used
-        ]
+        results = [{"type": "tool_result", "tool_use_id": use.id, "content": tool.weather(**use.input)} for use in used]
         messages.append({"role": "user", "content": results})
     assert got.content[0].type == "text" and got.content[0].text == "It rains everywhere."
     assert got.stop_reason == "end_turn"
