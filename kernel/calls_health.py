@@ -25,7 +25,7 @@ class SampleRow(NamedTuple):
     full_ns: int  # and no device did anything
     late_ns: int  # that transfers took longer than their devices did at first
     copy_waits: int  # times that frames were wanted whose content had to be copied down first
-    active: int  # contexts that own frames and run
+    active: int  # contexts that owned frames and ran at once: the most since the sample before
     queued: int  # contexts that wait for frames or for their prompt
     free_frames: int
     reclaimable_frames: int
