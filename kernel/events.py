@@ -327,6 +327,15 @@ class Notify(NamedTuple):
     record: tuple[object, ...]
 
 
+class Trace(NamedTuple):
+    """From now on tell `conn` of the calls of connection `target`, as those of process `pid`; what "none": no more of them."""
+
+    conn: int
+    target: int
+    pid: int
+    what: str
+
+
 class Prime(NamedTuple):
     """Generation `request` of `conn` goes on with tokens that it had before: under a client that came back, or under none.
 
@@ -402,6 +411,7 @@ Effect: TypeAlias = (
     | WakeDriver
     | Tokens
     | Notify
+    | Trace
     | Prime
     | Journal
     | WriteSnapshot

@@ -57,6 +57,8 @@ from attnix.kernel.calls import (
     PsArgs,
     PsResult,
     PublishArgs,
+    ReadArgs,
+    ReadResult,
     ReattachArgs,
     RestoreArgs,
     RestoreResult,
@@ -73,6 +75,7 @@ from attnix.kernel.calls import (
     SysctlArgs,
     SysctlResult,
     TiersResult,
+    TraceArgs,
     TruncateArgs,
     TruncateResult,
     UnameResult,
@@ -212,6 +215,12 @@ class SyncPlainCalls(ABC):
         the uid with `open` by cid.
         """
         self._invoke("detach", CtxArgs(ctx), Empty)
+
+    def read(self, ctx: int = 0, cid: int = 0, start: int = 0, end: int = -1) -> ReadResult:
+        """The tokens of a context's log and, where there is a tokenizer, the bytes that they stand for. Changes
+        nothing.
+        """
+        return self._invoke("read", ReadArgs(ctx, cid, start, end), ReadResult)
 
     def generate(
         self,
@@ -387,6 +396,13 @@ class SyncPlainCalls(ABC):
         one.
         """
         return self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
+
+    def trace(self, pid: int, what: str = "syscalls") -> None:
+        """Be told (`syscall`) of each system call of the connection that holds a process, with its answer and how long
+        that took. Only of processes of the caller's uid. A tracer that does not read loses notifications, and
+        nobody waits for it.
+        """
+        self._invoke("trace", TraceArgs(pid, what), Empty)
 
     def explain(self, ctx: int = 0, cid: int = 0, block: int = -1) -> ExplainResult:
         """Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block,
@@ -598,6 +614,12 @@ class AsyncPlainCalls(ABC):
         """
         await self._invoke("detach", CtxArgs(ctx), Empty)
 
+    async def read(self, ctx: int = 0, cid: int = 0, start: int = 0, end: int = -1) -> ReadResult:
+        """The tokens of a context's log and, where there is a tokenizer, the bytes that they stand for. Changes
+        nothing.
+        """
+        return await self._invoke("read", ReadArgs(ctx, cid, start, end), ReadResult)
+
     async def generate(
         self,
         ctx: int,
@@ -772,6 +794,13 @@ class AsyncPlainCalls(ABC):
         one.
         """
         return await self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
+
+    async def trace(self, pid: int, what: str = "syscalls") -> None:
+        """Be told (`syscall`) of each system call of the connection that holds a process, with its answer and how long
+        that took. Only of processes of the caller's uid. A tracer that does not read loses notifications, and
+        nobody waits for it.
+        """
+        await self._invoke("trace", TraceArgs(pid, what), Empty)
 
     async def explain(self, ctx: int = 0, cid: int = 0, block: int = -1) -> ExplainResult:
         """Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block,
