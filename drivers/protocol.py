@@ -8,7 +8,8 @@ One message may be cut into several packets: every packet starts with one byte, 
     ["probe", id]                                           ["found", rows]       any number, before the first answer
                                                             ["probe", id, {...Probe fields...}]
     ["identity", digest]                                    nothing               before the first transfer
-    ["exec", seq, seqs, tokens, copies, histories, gates]   ["done", seq, tokens, logprobs, tops, scores, stats]
+    ["exec", seq, seqs, tokens, copies, histories, gates, allowed]
+                                                            ["done", seq, tokens, logprobs, tops, scores, stats]
                                                             ["failed", seq, errno, reason]
     ["read" | "write", seq, arena, pairs, tags, gate, ticket]
                                                             ["moved", seq, [[item, errno], ...], moved_bytes, elapsed_ns]

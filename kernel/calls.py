@@ -411,6 +411,7 @@ class GenerateResult(NamedTuple):
     injected: tuple[
         tuple[int, int], ...
     ] = ()  # (index among `tokens` before which they stand, how many): in the context, but not among `tokens`
+    stop: str = ""  # the stop string that ended it; "": something else did
 
 
 class TokensNote(NamedTuple):
@@ -424,8 +425,11 @@ class TokensNote(NamedTuple):
 
 
 class ForwardArgs(NamedTuple):
+    """allowed: a bit per token id of the vocabulary, lowest bit first: only these are among the answer.  Empty: all."""
+
     ctx: int
     top_k: int = 20
+    allowed: bytes = b""
 
 
 class ForwardResult(NamedTuple):

@@ -35,7 +35,7 @@ class Job:
     """What a context is being run for.  One at a time."""
 
     __slots__ = (
-        "args", "begun", "conn", "due_ns", "ending", "injected", "kind", "logprobs", "order", "passed", "request", "scored", "scores", "seen", "since_ns",
+        "allowed", "args", "begun", "conn", "due_ns", "ending", "injected", "kind", "logprobs", "order", "passed", "request", "scored", "scores", "seen", "since_ns",
         "start", "started",
     )  # fmt: skip
 
@@ -45,6 +45,7 @@ class Job:
         self.conn = conn
         self.request = request
         self.args = GenerateArgs(0)
+        self.allowed = b""  # FORWARD: a bit per token that may be in the answer; empty: all
         self.start = 0  # log length when it began
         self.injected: Injected = ()  # tokens behind `start` that it did not sample (injected.py)
         self.begun = False  # it has sampled: it ends in a reason from now on, never in an errno

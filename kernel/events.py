@@ -252,6 +252,7 @@ class Exec(NamedTuple):
     copies: bytes
     histories: tuple[bytes, ...]
     gates: bytes = b""  # int64 pairs (gate, ticket) of the loads that the pass must not overtake, layer by layer
+    allowed: tuple[bytes, ...] = ()  # in batch order, of sequences with ALLOWED: a bit per token id, lowest bit first
 
 
 class Transfer(NamedTuple):

@@ -176,8 +176,9 @@ CALLS: Final[tuple[Call, ...]] = (
         under `sched.policy` `deadline` a generation that would miss a target is EAGAIN with `retry_after_ms`.
         """),
     _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
-        The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  Beam search,
-        constrained decoding and speculation are programs over this.
+        The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  With `allowed` they
+        are the most likely among the tokens that it names, and their log-probabilities are what they are without it.
+        Beam search, constrained decoding and speculation are programs over this.
         """),
     _call(42, "score", _COMPUTE, c.ScoreArgs, c.ScoreResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
         The log-probability of each of `tokens` as the continuation of the context, which stays as it is.

@@ -481,9 +481,12 @@ class AsyncContext:
         stream._asked.got += args.tokens
         return stream
 
-    async def forward(self, top_k: int = 20) -> list[tuple[int, float]]:
-        """The likeliest next tokens with their log-probabilities, likeliest first."""
-        return as_pairs(await self.client.forward(self.handle, top_k))
+    async def forward(self, top_k: int = 20, allowed: bytes = b"") -> list[tuple[int, float]]:
+        """The likeliest next tokens with their log-probabilities, likeliest first.
+
+        allowed  a bit per token id, lowest bit first: only these; empty: all
+        """
+        return as_pairs(await self.client.forward(self.handle, top_k, allowed))
 
     async def score(self, tokens: Tokens) -> list[float]:
         """The log-probability of each of `tokens` as the continuation."""

@@ -272,11 +272,12 @@ class SyncPlainCalls(ABC):
         )
         return self._invoke("generate", args, GenerateResult)
 
-    def forward(self, ctx: int, top_k: int = 20) -> ForwardResult:
-        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam search,
-        constrained decoding and speculation are programs over this.
+    def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"") -> ForwardResult:
+        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. With `allowed`
+        they are the most likely among the tokens that it names, and their log-probabilities are what they are
+        without it. Beam search, constrained decoding and speculation are programs over this.
         """
-        return self._invoke("forward", ForwardArgs(ctx, top_k), ForwardResult)
+        return self._invoke("forward", ForwardArgs(ctx, top_k, allowed), ForwardResult)
 
     def score(self, ctx: int, tokens: bytes) -> ScoreResult:
         """The log-probability of each of `tokens` as the continuation of the context, which stays as it is."""
@@ -670,11 +671,12 @@ class AsyncPlainCalls(ABC):
         )
         return await self._invoke("generate", args, GenerateResult)
 
-    async def forward(self, ctx: int, top_k: int = 20) -> ForwardResult:
-        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam search,
-        constrained decoding and speculation are programs over this.
+    async def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"") -> ForwardResult:
+        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. With `allowed`
+        they are the most likely among the tokens that it names, and their log-probabilities are what they are
+        without it. Beam search, constrained decoding and speculation are programs over this.
         """
-        return await self._invoke("forward", ForwardArgs(ctx, top_k), ForwardResult)
+        return await self._invoke("forward", ForwardArgs(ctx, top_k, allowed), ForwardResult)
 
     async def score(self, ctx: int, tokens: bytes) -> ScoreResult:
         """The log-probability of each of `tokens` as the continuation of the context, which stays as it is."""

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, SEQ_FIELDS
+from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, SEQ_FIELDS
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
@@ -292,6 +292,7 @@ class AccelBackend:
         ):
             raise ValueError(f"the sequences' tokens are not the {len(tokens)} tokens of the pass, one after the other")
         histories = _histories(seqs, effect.histories)
+        allowed = _masks(seqs, effect.allowed, self._vocab)
         want = wanted_rows(seqs, tokens)
         gates = np.frombuffer(effect.gates, np.int64).reshape(-1, 2)
         logits = self._model.forward(seqs, tokens, copies, want.rows, gates)
@@ -305,7 +306,7 @@ class AccelBackend:
         tops: list[tuple[bytes, bytes]] = []
         for row, sequence in enumerate(want.last):
             if flags[row] & FORWARD or seqs["logprobs"][sequence] > 0:
-                top = top_logprobs(last[row], int(seqs["logprobs"][sequence]))
+                top = top_logprobs(last[row], int(seqs["logprobs"][sequence]), allowed.get(int(sequence)))
                 tops.append((top.tokens.tobytes(), top.logprobs.tobytes()))
         scores: list[bytes] = []
         at = len(last)
@@ -337,6 +338,20 @@ def _histories(seqs: npt.NDArray[Any], given: Sequence[bytes]) -> list[npt.NDArr
         if len(tokens) != length:
             raise ValueError(f"a history of {len(tokens)} tokens for a context of {length}")
         out[sequence] = tokens
+    return out
+
+
+def _masks(seqs: npt.NDArray[Any], given: Sequence[bytes], vocab: int) -> dict[int, npt.NDArray[np.bool_]]:
+    """Of each sequence with ALLOWED: which tokens may be among its alternatives.  Error: ValueError."""
+    carrying = np.flatnonzero(seqs["flags"] & ALLOWED)
+    if len(carrying) != len(given):
+        raise ValueError(f"{len(given)} masks for {len(carrying)} sequences with the ALLOWED flag")
+    out: dict[int, npt.NDArray[np.bool_]] = {}
+    for sequence, mask in zip(carrying, given, strict=True):
+        if len(mask) != -(-vocab // 8):
+            raise ValueError(f"a mask of {len(mask)} bytes for a vocabulary of {vocab}")
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab, bitorder="little")
+        out[int(sequence)] = bits.view(np.bool_)
     return out
 
 

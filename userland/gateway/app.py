@@ -14,11 +14,11 @@ from typing import Final
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from . import health
+from . import health, openai_api
 from .gateway import Gateway
 from .settings import Settings
 
-SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (health.routes,)
+SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (openai_api.routes, health.routes)
 
 
 def build(settings: Settings) -> Starlette:
