@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from attnix.kernel import calls as c
 from attnix.simulated import SimulatedClient, ints
@@ -18,22 +18,22 @@ class Seen:
         self._client = client
 
     def uname(self) -> c.UnameResult:
-        return self._ask("uname")
+        return cast(c.UnameResult, self._ask("uname"))
 
     def tiers(self) -> c.TiersResult:
-        return self._ask("tiers")
+        return cast(c.TiersResult, self._ask("tiers"))
 
     def vmstat(self) -> c.VmstatResult:
-        return self._ask("vmstat")
+        return cast(c.VmstatResult, self._ask("vmstat"))
 
     def sysctl(self, name: str = "") -> c.SysctlResult:
-        return self._ask("sysctl", name)
+        return cast(c.SysctlResult, self._ask("sysctl", name))
 
     def health(self) -> c.HealthResult:
-        return self._ask("health")
+        return cast(c.HealthResult, self._ask("health"))
 
     def pressure(self) -> c.PressureResult:
-        return self._ask("pressure")
+        return cast(c.PressureResult, self._ask("pressure"))
 
     def _ask(self, name: str, *args: object) -> Any:
         return self._client.result(self._client.post(name, *args))  # answered at once: no device runs for it

@@ -42,7 +42,7 @@ def test_a_tier_that_has_become_slow() -> None:
 
 
 def _frame_bytes() -> int:
-    return SimulatedSystem(frames=1, dram=1, nvme=1, check=False).devices[1 + 1].frame_bytes
+    return int(SimulatedSystem(frames=1, dram=1, nvme=1, check=False).devices[2].frame_bytes)
 
 
 def test_a_tier_that_is_as_fast_as_ever_is_healthy() -> None:

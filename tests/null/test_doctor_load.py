@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from attnix.kernel.events import Transfer
 from attnix.simulated import ints
@@ -36,7 +37,7 @@ def bursts(frames: int, settings: dict[str, int | str], each: int = 12, times: i
         done.append(burst)
 
     for burst in range(times):
-        system.at(burst * EVERY_S * 1000 * MS + 1, lambda burst=burst: begin(burst))
+        system.at(burst * EVERY_S * 1000 * MS + 1, partial(begin, burst))
     system.at(((times - 1) * EVERY_S * 1000 + 2_500) * MS, lambda: seen.append(found(client)))
     system.run()
     assert done == list(range(times))
@@ -75,7 +76,7 @@ def crowd(pinned: int, waiting: int) -> dict[str, Finding]:
     held = []
     for number in range(8):
         ctx, request = system.ask(client, fresh(number + 1, 38), 3)
-        system.run(until=lambda request=request: request in client.replies)
+        system.run(until=partial(client.replies.__contains__, request))
         held.append(ctx)
     for ctx in held[:pinned]:
         client.call("pin", ctx, 600_000)
@@ -135,7 +136,7 @@ def one_after_another(write: str) -> dict[str, Finding]:
     client = system.user()
     for number in range(40):
         ctx, request = system.ask(client, fresh(number, 78), 3)
-        system.run(until=lambda request=request: request in client.replies)
+        system.run(until=partial(client.replies.__contains__, request))
         client.call("release", ctx)
         system.advance(20 * MS)
     return found(client)
