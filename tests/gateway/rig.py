@@ -137,7 +137,10 @@ class Daemon:
         """Every context but so many is gone, every frame back, no process but the connections' own left."""
         with self.client() as client:
             until(lambda: client.vmstat().counters["contexts"] == contexts, f"{contexts} contexts left")
-            until(lambda: {p.name for p in client.ps().processes} <= {"gateway", "inspector"} or contexts > 0, "no process left")
+            until(
+                lambda: {p.name for p in client.ps().processes} <= {"gateway", "inspector"} or contexts > 0,
+                "no process left",
+            )
             assert client.fsck().problems == ()
             if not contexts:
                 tier = client.tiers().tiers[0]

@@ -6,9 +6,11 @@ is in TOOL_WAIT while the tool works, and each turn computes its new tokens and 
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
+import anthropic
 import openai
 
 from attnix.syscalls import Client
@@ -68,9 +70,42 @@ def test_openai(gateway: Gateway) -> None:
     assert message.content == "It rains everywhere."
     tool.check()
     client.close()
-    for before, after in zip(spent, spent[1:], strict=False):
+    for before, after in itertools.pairwise(spent):
         assert before and after and after.prompt_tokens_details
         there = before.prompt_tokens + before.completion_tokens
         assert there - BLOCK <= after.prompt_tokens_details.cached_tokens < after.prompt_tokens
         computed = after.model_extra["attnix"]["computed_tokens"]
         assert computed <= after.prompt_tokens - there + BLOCK
+
+
+def test_anthropic(gateway: Gateway) -> None:
+    served = gateway(scripts=SCRIPTS, window_tokens=8192)
+    tool = Tool(served)
+    client = anthropic.Anthropic(base_url=served.url, api_key="none")
+    described: list[Any] = [{"name": "weather", "description": "", "input_schema": SCHEMA}]
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in ten cities?"}]
+    spent = []
+    for turn in range(TURNS + 1):
+        asked: dict[str, Any] = {
+            "model": "scripted", "max_tokens": 200, "messages": messages, "tools": described, "system": "Be terse.",
+        }  # fmt: skip
+        if turn % 2:
+            with client.messages.stream(**asked) as streamed:
+                got = streamed.get_final_message()
+        else:
+            got = client.messages.create(**asked)
+        spent.append(got.usage)
+        messages.append({"role": "assistant", "content": got.content})
+        used = [block for block in got.content if block.type == "tool_use"]
+        if not used:
+            break
+        assert got.stop_reason == "tool_use"
+        results = [{"type": "tool_result", "tool_use_id": use.id, "content": tool.weather(**use.input)} for use in used]
+        messages.append({"role": "user", "content": results})
+    assert got.content[0].type == "text" and got.content[0].text == "It rains everywhere."
+    assert got.stop_reason == "end_turn"
+    tool.check()
+    client.close()
+    for before, after in itertools.pairwise(spent):
+        there = (before.input_tokens or 0) + (before.cache_read_input_tokens or 0) + before.output_tokens
+        assert (after.cache_read_input_tokens or 0) >= there - BLOCK

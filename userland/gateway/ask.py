@@ -62,7 +62,7 @@ class Begun(NamedTuple):
 class Piece(NamedTuple):
     """Something of a reply.  tokens and logprobs are as sampled, and may be ahead of the words."""
 
-    index: int
+    choice: int
     heard: list[Heard]
     tokens: list[int]
     logprobs: tuple[Logprob, ...]
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
 class Ended(NamedTuple):
     """A reply is over.  reason: stop | length | tool_calls; stop: the stop string that ended it."""
 
-    index: int
+    choice: int
     reason: str
     stop: str
 

@@ -191,7 +191,7 @@ async def stream(
 ) -> Response:
     """A stream that has begun.  Error: what went wrong before its first chunk; ClientGone."""
     try:
-        first = await unless_gone(request, anext(chunks))  # type: ignore[arg-type]
+        first = await unless_gone(request, anext(chunks))
     except BaseException:
         await chunks.aclose()
         raise

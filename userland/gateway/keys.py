@@ -146,9 +146,9 @@ def _key(row: Any, where: str) -> Key:
     unknown = sorted(set(row) - _FIELDS)
     if unknown:
         raise BadKeys(f"{where} has unknown fields: {', '.join(unknown)}")
-    name = row.get("name")
-    group = row.get("group", name)
-    domain = row.get("domain", group)
+    name: Any = row.get("name")
+    group: Any = row.get("group", name)
+    domain: Any = row.get("domain", group)
     for what, value in (("name", name), ("group", group), ("domain", domain)):
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise BadKeys(f"{where}: {what} is 1 to 24 letters, digits, dots, dashes or underscores, not {value!r}")

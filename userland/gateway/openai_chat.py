@@ -131,10 +131,10 @@ class _Chat:
             async with aclosing(self._turn.events()) as events:
                 async for one in events:
                     if isinstance(one, Piece):
-                        clock.tokens(one.index, len(one.tokens))
-                        replies[one.index].take(one)
+                        clock.tokens(one.choice, len(one.tokens))
+                        replies[one.choice].take(one)
                     elif isinstance(one, Ended):
-                        replies[one.index].reason = one.reason
+                        replies[one.choice].reason = one.reason
                     elif isinstance(one, Done):
                         spent = one.spent
         count(self._gateway, spent, [reply.reason for reply in replies])
@@ -169,12 +169,12 @@ class _Chat:
                         for index in range(self._ask.n):
                             yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
                     if isinstance(one, Piece):
-                        clock.tokens(one.index, len(one.tokens))
+                        clock.tokens(one.choice, len(one.tokens))
                         for delta in self._deltas(one, calls):
                             yield delta
                     elif isinstance(one, Ended):
                         reasons.append(one.reason)
-                        yield self._chunk(one.index, {}, reason=one.reason)
+                        yield self._chunk(one.choice, {}, reason=one.reason)
                     elif isinstance(one, Done):
                         spent = one.spent
         count(self._gateway, spent, reasons)
@@ -183,7 +183,7 @@ class _Chat:
         yield _DONE
 
     def _deltas(self, piece: Piece, calls: list[int]) -> list[bytes]:
-        index = piece.index
+        index = piece.choice
         logprobs = None
         if self._ask.logprobs and piece.tokens:
             logprobs = chat_logprobs(self._gateway.words.model, piece.tokens, piece.logprobs, self._top)

@@ -105,15 +105,15 @@ class _Completion:
         total, left = Spent(), len(tasks)
         try:
             while left:
-                one = await queue.get()
-                if isinstance(one, BaseException):
-                    raise one
-                if isinstance(one, Done):
+                news = await queue.get()
+                if isinstance(news, BaseException):
+                    raise news
+                if isinstance(news, Done):
                     left -= 1
                     for field in fields(total):
-                        setattr(total, field.name, getattr(total, field.name) + getattr(one.spent, field.name))
+                        setattr(total, field.name, getattr(total, field.name) + getattr(news.spent, field.name))
                 else:
-                    yield one
+                    yield news
             yield Done(total)
         finally:
             for task in tasks:
@@ -132,12 +132,12 @@ class _Completion:
             async with aclosing(self._events()) as events:
                 async for one in events:
                     if isinstance(one, Piece):
-                        clock.tokens(one.index, len(one.tokens))
-                        texts[one.index] += [heard.text for heard in one.heard if isinstance(heard, Said)]
-                        tokens[one.index] += one.tokens
-                        rows[one.index] += one.logprobs
+                        clock.tokens(one.choice, len(one.tokens))
+                        texts[one.choice] += [heard.text for heard in one.heard if isinstance(heard, Said)]
+                        tokens[one.choice] += one.tokens
+                        rows[one.choice] += one.logprobs
                     elif isinstance(one, Ended):
-                        reasons[one.index] = one.reason
+                        reasons[one.choice] = one.reason
                     elif isinstance(one, Done):
                         spent = one.spent
         count(self._gateway, spent, reasons)
@@ -155,16 +155,16 @@ class _Completion:
             async with aclosing(self._events()) as events:
                 async for one in events:
                     if isinstance(one, Piece):
-                        clock.tokens(one.index, len(one.tokens))
+                        clock.tokens(one.choice, len(one.tokens))
                         text = "".join(heard.text for heard in one.heard if isinstance(heard, Said))
-                        logprobs = self._logprobs(one.tokens, one.logprobs, offsets[one.index])
+                        logprobs = self._logprobs(one.tokens, one.logprobs, offsets[one.choice])
                         if logprobs and logprobs["tokens"]:
-                            offsets[one.index] += sum(map(len, logprobs["tokens"]))
+                            offsets[one.choice] += sum(map(len, logprobs["tokens"]))
                         if text or (logprobs and one.tokens):
-                            yield self._chunk(self._choice(one.index, text, None, logprobs))
+                            yield self._chunk(self._choice(one.choice, text, None, logprobs))
                     elif isinstance(one, Ended):
                         reasons.append(one.reason)
-                        yield self._chunk(self._choice(one.index, "", one.reason, None))
+                        yield self._chunk(self._choice(one.choice, "", one.reason, None))
                     elif isinstance(one, Done):
                         spent = one.spent
         count(self._gateway, spent, reasons)
@@ -197,4 +197,4 @@ def _no_calls(index: int, number: int) -> str:
 
 
 def _renumbered(one: Event, base: int) -> Event:
-    return one._replace(index=one.index + base) if isinstance(one, Piece | Ended) else one
+    return one._replace(choice=one.choice + base) if isinstance(one, Piece | Ended) else one

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from .ask import Ask
-from .errors import bad
+from .errors import ApiError, bad
 from .gateway import Gateway
-from .openai_types import ChatRequest, CompletionRequest
+from .openai_types import ChatRequest, CompletionRequest, RefusalPart, TextPart
 
 _MAX_SEED: Final = 1 << 63
 
 
 def check_model(gateway: Gateway, name: str) -> None:
     """Error: ApiError 404 for a model that is not the one that runs; "" is whichever does."""
-    from .errors import ApiError
-
     if name not in ("", model_name(gateway)):
         message = f"the model {name[:100]!r} does not run here; {model_name(gateway)!r} does"
         raise ApiError(404, message, code="model_not_found", param="model")
@@ -53,8 +51,8 @@ def as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def joined(parts: Any) -> str:
+def joined(parts: str | Sequence[TextPart | RefusalPart] | None) -> str:
     """A message's content as one text."""
     if parts is None or isinstance(parts, str):
         return parts or ""
-    return "".join(getattr(part, "text", None) or getattr(part, "refusal", "") for part in parts)
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in parts)

@@ -7,6 +7,7 @@ import sys
 import uvicorn
 
 from .app import build
+from .protocol import Protocol
 from .settings import Settings
 
 
@@ -17,7 +18,7 @@ def serve(settings: Settings) -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="h11",
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_level="warning",

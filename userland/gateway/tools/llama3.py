@@ -18,7 +18,7 @@ class Llama3:
     """Its templates take tools, and one call per message: of several, those after the first stand in messages of their own."""
 
     name = "llama3"
-    markers = (PYTHON_TAG,)
+    markers: tuple[str, ...] = (PYTHON_TAG,)
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

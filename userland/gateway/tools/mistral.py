@@ -30,7 +30,7 @@ class Mistral:
     """Its templates take tools and tool calls themselves."""
 
     name = "mistral"
-    markers = (MARKER, ARGUMENTS)
+    markers: tuple[str, ...] = (MARKER, ARGUMENTS)
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

@@ -101,7 +101,7 @@ def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
     name = value.get("name")
     if not isinstance(name, str) or not name or (names is not None and name not in names):
         return []
-    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
