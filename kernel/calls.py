@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .calls_health import FramesArgs as FramesArgs
+from .calls_health import FramesResult as FramesResult
 from .calls_health import HeadRow as HeadRow
 from .calls_health import HealthArgs as HealthArgs
 from .calls_health import HealthResult as HealthResult

@@ -1,4 +1,4 @@
-"""Records of the `health` call: what a diagnosis needs beside vmstat, tiers and ps.  kernel/calls.py names them too."""
+"""Records of `health` and `frames`: what a diagnosis and a map need beside vmstat, tiers and ps.  kernel/calls.py names them too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SampleRow(NamedTuple):
     full_ns: int  # and no device did anything
     late_ns: int  # that transfers took longer than their devices did at first
     copy_waits: int  # times that frames were wanted whose content had to be copied down first
-    active: int  # contexts that own frames and run
+    active: int  # contexts that owned frames and ran at once: the most since the sample before
     queued: int  # contexts that wait for frames or for their prompt
     free_frames: int
     reclaimable_frames: int
@@ -89,3 +89,23 @@ class HealthResult(NamedTuple):
     links: tuple[LinkRow, ...]
     tools: tuple[ToolRow, ...]
     holdings: tuple[HoldingRow, ...]
+
+
+class FramesArgs(NamedTuple):
+    device: str
+    start: int = 0
+    most: int = 16384  # frames from there on, no more than that
+
+
+class FramesResult(NamedTuple):
+    """One array entry per frame from `start` on, as little-endian bytes."""
+
+    device: str
+    capacity_frames: int
+    start: int
+    states: bytes  # uint8: 0 free, 1 being filled, 2 full, 3 loading, 4 another uid's
+    cids: bytes  # int32: the oldest context that has its content, 0: cache, or free
+    logical: bytes  # int32: which of that context's blocks it is
+    sharers: bytes  # int32: contexts, or page-table entries, that name it
+    ages: bytes  # int32: ms since it was last wanted, -1: nobody knows
+    blocks: bytes  # int32: number of the block, as `explain` takes it; -1: none

@@ -27,6 +27,8 @@ class History:
         """It is due.  What the machine was asleep for is in the next difference."""
         self._samples.append(self.now())
         self.due_ns = self._m.now_ns + SAMPLE_NS
+        for scheduler in self._m.schedulers:
+            scheduler.widest = 0
 
     def now(self) -> SampleRow:
         m = self._m
@@ -37,7 +39,7 @@ class History:
             m.now_ns, counters["computed_tokens"], counters["generated_tokens"], counters["compute_ns"],
             counters["thrash_tokens"], counters["preemptions_running"], counters["fault_blocks"], core.lookup_hits,
             core.lookup_misses, m.psi.some.total_ns, m.psi.full.total_ns, m.costs.late_ns(),
-            counters["copy_waits"], sum(s.active() for s in m.schedulers), sum(len(s.queue) for s in m.schedulers), free, reclaimable,
+            counters["copy_waits"], sum(max(s.widest, s.active()) for s in m.schedulers), sum(len(s.queue) for s in m.schedulers), free, reclaimable,
         )  # fmt: skip
 
     def rows(self) -> tuple[SampleRow, ...]:

@@ -25,6 +25,7 @@ MAX_NAME_CHARS: Final = 128  # characters in a name: of a process, a context, a 
 MAX_WAIT_MS: Final = 10 * 365 * 86_400_000  # a tool's eta or deadline
 MAX_SNAPSHOT_CONTEXTS: Final = 1024  # contexts in one snapshot
 DMESG_ENTRIES: Final = 1024  # ring of kernel messages
+FRAMES_TOLD: Final = 16384  # by one call of `frames`
 HEADS: Final = 64  # prompts whose beginning is remembered
 HEAD_TOKENS: Final = 1024  # tokens of each
 SAMPLES: Final = 128  # of the machine's counters

@@ -67,6 +67,7 @@ class Scheduler:
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
+        self.widest = 0  # most contexts that were admitted at once since somebody looked (history.py)
         self.policy = registry.make(machine.sysctl.order)
         self.turns = Turns(machine, device)
         self._line: list[Context] = []  # the queue in the order of service, when the round began
@@ -321,7 +322,7 @@ class Scheduler:
                 active = self.active()
             if context.wait is not None:
                 if first is None and not self.guard.full(active) and self.pager.admit(context, active):
-                    active += 1
+                    active = self._one_more(active)
                 elif first is None and self.pager.full:
                     self._m.lifetimes.no_room(context)
                 continue
@@ -335,11 +336,11 @@ class Scheduler:
                 if self._passes(first, context) and self.pager.admit(context, active, spare):
                     self._passers.append(context)
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
-                    active += 1
+                    active = self._one_more(active)
             elif self.pager.admit(context, active):
                 if not self.policy.plain:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
-                active += 1
+                active = self._one_more(active)
             elif context.job is None:
                 return  # it never will fit: its job has ended
             elif self.pager.over:
@@ -354,6 +355,10 @@ class Scheduler:
                 spare = self._spare(first)
                 if self._core.free_frames(self.device) + self._core.reclaimable_frames(self.device) <= spare:
                     return
+
+    def _one_more(self, active: int) -> int:
+        self.widest = max(self.widest, active + 1)
+        return active + 1
 
     def _passes(self, first: Context, context: Context) -> bool:
         """May `context` have frames before `first`, which does not fit?  Only if `first` still fits beside it and all that

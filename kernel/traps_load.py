@@ -7,8 +7,9 @@ from .errors import E, Errno
 from .events import Syscall
 from .health import health as look_at_health
 from .look import admitted_limit
+from .look_frames import frames as look_at_frames
 from .machine import Machine
-from .params import HEADS
+from .params import FRAMES_TOLD, HEADS
 from .process import Connection
 from .psi import WINDOW_MS
 from .traps import Trap
@@ -40,4 +41,16 @@ def health(m: Machine, connection: Connection, call: Syscall, args: c.HealthArgs
     return look_at_health(m, connection.uid, args.heads)
 
 
-TRAPS: dict[str, Trap] = {"pressure": pressure, "health": health}
+def frames(m: Machine, connection: Connection, call: Syscall, args: c.FramesArgs) -> c.FramesResult:
+    device = next((d for d in m.devices if d.name == args.device and not d.removed), None)
+    if device is None:
+        raise Errno(E.ENODEV, f"there is no device {args.device!r}: see `attnix tiers`", device=args.device)
+    if not 0 <= args.start <= device.capacity or not 0 <= args.most <= FRAMES_TOLD:
+        raise Errno(
+            E.EINVAL, f"{device.name} has {device.capacity} frames, of which {FRAMES_TOLD} at a time can be told",
+            start=args.start, most=args.most, limit=FRAMES_TOLD,
+        )  # fmt: skip
+    return look_at_frames(m, device, connection.uid, args.start, args.most)
+
+
+TRAPS: dict[str, Trap] = {"pressure": pressure, "health": health, "frames": frames}

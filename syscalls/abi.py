@@ -290,6 +290,11 @@ CALLS: Final[tuple[Call, ...]] = (
         (to their own uid only), how fast links were at first, how right etas were, and who holds the frames.  While several
         uids are served, only the daemon's own user is told more than its own prompts.
         """, since=4),
+    _call(94, "frames", _SYSTEM, c.FramesArgs, c.FramesResult, "ENODEV", """
+        The frames of a device, so many from `start` on: state, the oldest context that has the content, how many share it, how long
+        ago somebody wanted it, and the block's number.  Of other uids' frames only their own user and the daemon's are told more
+        than that they are taken.
+        """, since=4),
 )  # fmt: skip
 
 BY_NUMBER: Final = {call.number: call for call in CALLS}

@@ -28,6 +28,8 @@ from attnix.kernel.calls import (
     ForkResult,
     ForwardArgs,
     ForwardResult,
+    FramesArgs,
+    FramesResult,
     FsckResult,
     GenerateArgs,
     GenerateResult,
@@ -452,6 +454,13 @@ class SyncPlainCalls(ABC):
         """
         return self._invoke("health", HealthArgs(heads), HealthResult)
 
+    def frames(self, device: str, start: int = 0, most: int = 16384) -> FramesResult:
+        """The frames of a device, so many from `start` on: state, the oldest context that has the content, how many
+        share it, how long ago somebody wanted it, and the block's number. Of other uids' frames only their own user
+        and the daemon's are told more than that they are taken.
+        """
+        return self._invoke("frames", FramesArgs(device, start, most), FramesResult)
+
 
 class SyncCalls(SyncPlainCalls):
     """Every system call, blocking, on bare handles."""
@@ -850,6 +859,13 @@ class AsyncPlainCalls(ABC):
         frames. While several uids are served, only the daemon's own user is told more than its own prompts.
         """
         return await self._invoke("health", HealthArgs(heads), HealthResult)
+
+    async def frames(self, device: str, start: int = 0, most: int = 16384) -> FramesResult:
+        """The frames of a device, so many from `start` on: state, the oldest context that has the content, how many
+        share it, how long ago somebody wanted it, and the block's number. Of other uids' frames only their own user
+        and the daemon's are told more than that they are taken.
+        """
+        return await self._invoke("frames", FramesArgs(device, start, most), FramesResult)
 
 
 class AsyncCalls(AsyncPlainCalls):

@@ -414,6 +414,7 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "resume": calls.ResumeArgs,
     "pressure": calls.PressureArgs,
     "health": calls.HealthArgs,
+    "frames": calls.FramesArgs,
     "read": calls.ReadArgs,
     "trace": calls.TraceArgs,
     "inject": calls.InjectArgs,

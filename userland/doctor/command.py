@@ -10,7 +10,7 @@ import typer
 
 from attnix.syscalls import AttnixError
 
-from ..output import CommandError, JsonOption, SocketOption, call_system, print_json, show
+from ..output import CommandError, FromOption, JsonOption, SocketOption, look_at, print_json, show
 from .examine import DIAGNOSES, examine
 from .facts import WINDOW_S, Facts, read
 from .finding import Finding
@@ -26,15 +26,16 @@ def doctor(
     window: Annotated[float, typer.Option(metavar="S", help="Look at the last so many seconds.", min=1)] = WINDOW_S,
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """Say what is wrong, with the numbers and the remedy, the worst first.
 
-    Exit status: 0 nothing is wrong, 1 something is, 3 it could not look.
+    A dump (--from) tells of prompts only when it was made with --text.  Exit status: 0 nothing is wrong, 1 something is, 3 it could not look.
     """
     try:
-        with call_system(socket, "doctor") as system:
+        with look_at(socket, "doctor", source) as system:
             facts = read(system, window)
-    except AttnixError as error:
+    except (AttnixError, CommandError) as error:
         raise CannotLook(str(error)) from None
     found = examine(facts)
     if as_json:

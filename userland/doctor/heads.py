@@ -65,7 +65,7 @@ def _lost(c: Compared, block: int) -> int:
     if c.alike is None or c.alike.same < SAME:
         return 0
     could = (c.alike.common + c.alike.same) // block * block
-    return max(0, min(could - c.common // block * block, c.row.prompt_tokens - c.row.hit_tokens))
+    return max(0, could - c.common // block * block)
 
 
 def _side_by_side(facts: Facts, first: Compared, second: Compared) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .facts import FEW, Facts
+from .prefixes import Compared
 
 
 class Room(NamedTuple):
@@ -27,17 +28,25 @@ class Room(NamedTuple):
 
 def room(facts: Facts) -> Room | None:
     """None: too little is known."""
-    known = [c.row for c in facts.ended] or list(facts.heads)
+    known = [(c.row, _shared(c)) for c in facts.ended] or [(head, 0) for head in facts.heads]
     if len(known) < FEW or not facts.capacity_frames:
         return None
     block = facts.block_tokens
-    shared = [min(h.hit_tokens, h.prompt_tokens) // block for h in known]
-    at_end = sum(-(-h.tokens // block) - s for h, s in zip(known, shared, strict=True)) / len(known)
-    at_first = sum(-(-h.prompt_tokens // block) - s for h, s in zip(known, shared, strict=True)) / len(known)
+    shared = [n // block for _, n in known]
+    at_end = sum(-(-h.tokens // block) - s for (h, _), s in zip(known, shared, strict=True)) / len(known)
+    at_first = sum(-(-h.prompt_tokens // block) - s for (h, _), s in zip(known, shared, strict=True)) / len(known)
     kept = facts.setting("sched.watermark_permille") / 1000
     usable = facts.capacity_frames * (1 - kept) - max(shared)
-    tokens = sum(h.tokens for h in known) / len(known)
+    tokens = sum(h.tokens for h, _ in known) / len(known)
     fits, fits_at_end, fits_at_first = (
         max(1, int(usable / max(frames, 0.5))) for frames in ((at_end + at_first) / 2, at_end, at_first)
     )
     return Room(fits, fits_at_end, fits_at_first, at_end, at_first, tokens)
+
+
+def _shared(c: Compared) -> int:
+    """Tokens that it shares with another from the start.  Its hits count where more is shared than is known of prompts; not
+    elsewhere, since what is found again after a preemption is a hit, too."""
+    if c.common < len(c.tokens) or c.common == c.row.prompt_tokens:
+        return c.common
+    return max(c.common, min(c.row.hit_tokens, c.row.prompt_tokens))
