@@ -8,7 +8,7 @@ same for all engines (model.py, `Refusal` and `LoadFailed`); tests/model runs it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,15 @@ class Carrier(Protocol):
         ...
 
     def measure(self) -> Speed: ...
+
+
+@runtime_checkable
+class DeepCarrier(Carrier, Protocol):
+    """A carrier that moves beside the passes (serve.py, DeepMover)."""
+
+    def fileno(self) -> int: ...
+
+    def completed(self) -> list[TransferDone]: ...
 
 
 class Engine(Protocol):

@@ -30,9 +30,9 @@ class Shard(NamedTuple):
         size = total // self.ranks
         return slice(self.rank * size, (self.rank + 1) * size)
 
-    def count(self, total: int) -> int:
-        part = self.part(total)
-        return part.stop - part.start
+    def share(self, total: int) -> int:
+        self.part(total)
+        return total // self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ def load_weights(
 
     embed = rows("model.embed_tokens.weight")
     return DeviceWeights(
-        heads=shard.count(c.heads),
-        kv_heads=shard.count(c.kv_heads),
-        intermediate=shard.count(c.intermediate),
+        heads=shard.share(c.heads),
+        kv_heads=shard.share(c.kv_heads),
+        intermediate=shard.share(c.intermediate),
         embed=embed,
         head=embed if c.tied else rows("lm_head.weight"),
         norm_out=rows("model.norm.weight"),
