@@ -118,12 +118,3 @@ def load_weights(
         inv_freq=torch.from_numpy(rotary_frequencies(c)).to(device),
         layers=tuple(layer(number) for number in range(c.layers)),
     )
-
-
-def weight_scalars(config: ModelConfig) -> int:
-    """How many numbers that is: boot sizes the frames by what they leave."""
-    c = config
-    attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden
-    biases = (c.heads + 2 * c.kv_heads) * c.head_dim if c.qkv_bias else 0
-    layer = attention + biases + 3 * c.hidden * c.intermediate + 2 * c.hidden + (2 * c.head_dim if c.qk_norm else 0)
-    return c.layers * layer + c.hidden + c.vocab * c.hidden * (1 if c.tied else 2)
