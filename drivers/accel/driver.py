@@ -200,7 +200,7 @@ class AccelBackend:
             kind="accel",
             pid=os.getpid(),
             fingerprint=self._fingerprint,
-            capabilities=("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write"),
+            capabilities=self._capabilities(),
             capacity_frames=self._capacity_frames,
             frame_bytes=self._frame_bytes,
             alignment_bytes=1,
@@ -215,6 +215,9 @@ class AccelBackend:
             latency_ns=self._speed.latency_ns,
             prefill=self._prefill,
         )
+
+    def _capabilities(self) -> tuple[str, ...]:
+        return ("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write")
 
     def calibrate(self) -> None:
         """Time prefill on frames of its own, for the probe to tell.  Takes about a second; no pass may be running."""
@@ -311,6 +314,9 @@ class DeepAccelBackend(AccelBackend):
         super().__init__(config, arena, rows, dram, gates)
         assert isinstance(self._transfers, DeepCarrier)
         self._carrier = self._transfers
+
+    def _capabilities(self) -> tuple[str, ...]:
+        return (*super()._capabilities(), "layered")
 
     def fileno(self) -> int:
         return self._carrier.fileno()

@@ -28,7 +28,7 @@ from .drawing import Drawing, Laid, Rows
 from .forward import BeforeLayer, Network, Work
 from .frames import DeviceFrames, resolved
 from .gating import GateWait
-from .graphs import BATCH_BUCKETS, Bucket, DecodeGraphs, bucket_of
+from .graphs import Bucket, DecodeGraphs, bucket_of
 from .inputs import Split, Staging, put_sequences, split
 from .ops import Ops
 from .pages import DevicePages
@@ -76,9 +76,7 @@ class CudaEngine:
         with device.computing():
             self._weights: DeviceWeights = load_weights(config, weights, device.torch_device, DTYPES[dtype], shard)
             self._rope = Rope.of(self._weights.inv_freq, config.window + 1)
-            words = ops.workspace(self._weights.heads, config.head_dim, BATCH_BUCKETS[-1])
-            workspace = torch.empty(words, dtype=torch.float32, device=device.torch_device) if words else None
-            self._network = Network(config, self._weights, ops, self._rope, workspace)
+            self._network = Network(config, self._weights, ops, self._rope)
         device.mark().synchronize()
         self._staging = Staging(device)
         self._drawing = Drawing(device)
@@ -192,12 +190,15 @@ class CudaEngine:
         changes = memory.pages.changes(seqs["slot"], table)
         parts = split(seqs)
         decodes = is_open and not len(parts.prefill)
-        bucket = bucket_of(len(parts.decode), table.frame.shape[1], memory.pages.entries) if decodes else None
+        is_shifted = bool(table.shift.any())
+        bucket: Bucket | None = None
+        if decodes:
+            bucket = bucket_of(len(parts.decode), table.frame.shape[1], memory.pages.entries, is_shifted)
         rows = len(seqs) if bucket is None else bucket.sequences
         words = 6 * rows + 2 * rows + work.tokens.size + work.want.rows.size + changes.size + 2 * len(pairs) + 256
         staging = self._staging
         staging.reserve(words + self._drawing.words(work))
-        on_device = self._lay(work, parts, bucket)
+        on_device = self._lay(work, parts, bucket, is_shifted)
         wanted = on_device.want if bucket is None else staging.put(work.want.rows)
         there = staging.put(changes).view(4, -1)
         copied = staging.put(np.array(pairs, np.int32)).view(-1, 2)
@@ -230,14 +231,14 @@ class CudaEngine:
         )
         return (lambda a, b: logits.index_select(0, wanted[a:b])), laid
 
-    def _lay(self, work: Pass, parts: Split, bucket: Bucket | None) -> Work:
+    def _lay(self, work: Pass, parts: Split, bucket: Bucket | None, is_shifted: bool) -> Work:
         """The tensors of the layers.  In a bucket their places depend on its size alone, and all rows are wanted."""
         put, seqs = self._staging.put, work.seqs
         if bucket is not None:
             decode = put_sequences(self._staging, seqs, parts.decode, bucket.sequences, bucket.entries)
             tokens = np.zeros(bucket.sequences, np.int32)
             tokens[: work.tokens.size] = work.tokens
-            return Work(put(tokens), put(np.arange(bucket.sequences, dtype=np.int32)), decode, None)
+            return Work(put(tokens), put(np.arange(bucket.sequences, dtype=np.int32)), decode, None, is_shifted)
         decode_part = put_sequences(self._staging, seqs, parts.decode) if len(parts.decode) else None
         prefill_part = put_sequences(self._staging, seqs, parts.prefill) if len(parts.prefill) else None
-        return Work(put(work.tokens), put(work.want.rows), decode_part, prefill_part)
+        return Work(put(work.tokens), put(work.want.rows), decode_part, prefill_part, is_shifted)

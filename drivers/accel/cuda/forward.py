@@ -37,6 +37,7 @@ class Work(NamedTuple):
     want: torch.Tensor
     decode: Sequences | None
     prefill: Sequences | None
+    is_shifted: bool  # some entry has a position shift
 
     @property
     def max_tokens(self) -> int:
@@ -46,11 +47,8 @@ class Work(NamedTuple):
 class Network:
     """The layers over one set of weights, frames and rows."""
 
-    def __init__(
-        self, config: ModelConfig, weights: DeviceWeights, ops: Ops, rope: Rope, workspace: torch.Tensor | None
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: DeviceWeights, ops: Ops, rope: Rope) -> None:
         self._config, self._weights, self._ops, self._rope = config, weights, ops, rope
-        self._workspace = workspace
 
     def hidden(
         self, work: Work, frames: Frames, pages: PageTable, before_layer: BeforeLayer | None = None
@@ -101,7 +99,5 @@ class Network:
                 batches.append(made[name])
         least = [group.write_from for group in groups.values() if group is not None]
         places = self._ops.places(pages, batches, least, work.tokens.numel(), work.max_tokens)
-        how = Attention(
-            pages, self._rope, self._config.sliding_window or 0, made.get("decode"), made.get("prefill"), self._workspace
-        )
-        return how, places
+        rope, window = self._rope if work.is_shifted else None, self._config.sliding_window or 0
+        return Attention(pages, rope, window, made.get("decode"), made.get("prefill")), places

@@ -20,17 +20,18 @@ ENTRY_BUCKETS: Final = (64, 512, 4096)  # and the whole row
 
 
 class Bucket(NamedTuple):
-    """sequences: places in the batch; entries: of the page table that its kernels look at."""
+    """sequences: places in the batch; entries: of the page table that its kernels look at; is_shifted: some entry has a shift."""
 
     sequences: int
     entries: int
+    is_shifted: bool = False
 
 
-def bucket_of(sequences: int, entries: int, row_entries: int) -> Bucket | None:
+def bucket_of(sequences: int, entries: int, row_entries: int, is_shifted: bool = False) -> Bucket | None:
     """The smallest that holds such a pass; None: it is too large for any."""
     batch = next((size for size in BATCH_BUCKETS if size >= sequences), 0)
     width = next((size for size in ENTRY_BUCKETS if size >= entries), row_entries)
-    return Bucket(batch, min(width, row_entries)) if batch else None
+    return Bucket(batch, min(width, row_entries), is_shifted) if batch else None
 
 
 class Captured(NamedTuple):

@@ -18,11 +18,10 @@ class Attention(NamedTuple):
     """What attention needs of a pass beside q and the frames: the sequences that decode and those that prefill."""
 
     pages: PageTable
-    rope: Rope
+    rope: Rope | None  # None: no entry of the pass has a shift
     window: int  # sliding; 0: none
     decode: Batch | None
     prefill: Batch | None
-    workspace: torch.Tensor | None = None
 
 
 class Ops(Protocol):
@@ -57,10 +56,6 @@ class Ops(Protocol):
         self, source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor, *, layer_bytes: int, first_layer: int = 0,
         layers: int = 0,
     ) -> None: ...  # fmt: skip
-
-    def workspace(self, q_heads: int, head_dim: int, sequences: int) -> int:
-        """float32 numbers that attention of so many decoding sequences needs, 0: none."""
-        ...
 
 
 class TorchOps:
@@ -155,7 +150,7 @@ class TorchOps:
         position, shift = torch.arange(start, start + n), pages.shift[slot, entry].long()
         scores = torch.empty((q.shape[1], n, len(entry)), dtype=torch.float64)
         for moved in sorted(set(shift.tolist())):
-            turned = q[rows] if moved == 0 else _turned(q[rows], torch.full((n,), -moved), how.rope)
+            turned = q[rows] if moved == 0 else _turned(q[rows], torch.full((n,), -moved), _given(how.rope))
             run = shift == moved
             scores[:, :, run] = torch.einsum("thd,nhd->htn", turned.double(), keys[run])
         key = torch.arange(len(entry))
@@ -174,8 +169,11 @@ class TorchOps:
         end = first + layers * layer_bytes if layers else source.shape[1]
         target[pairs[:, 1].long(), first:end] = source[pairs[:, 0].long(), first:end]
 
-    def workspace(self, q_heads: int, head_dim: int, sequences: int) -> int:
-        return 0
+
+def _given(rope: Rope | None) -> Rope:
+    if rope is None:
+        raise ValueError("an entry has a shift, and the pass said that none has")
+    return rope
 
 
 def _turned(x: torch.Tensor, position: torch.Tensor, rope: Rope) -> torch.Tensor:
