@@ -229,7 +229,7 @@ class Supervisor:
         device = _Device(spec, self._shared, self._emit, self._log)
         device.set_identity(self._identity)
         self._devices[spec.device] = device
-        if spec.tier == "hbm":
+        if spec.tier == "hbm" and spec.arena == "kept":  # else its frames are not there, and nobody can read into them
             self._shared.hbm_fds[spec.device] = device.arena_fd
         return device
 

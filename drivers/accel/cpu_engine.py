@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from .transfers import Transfers
 class CpuEngine(Model):
     """model.py's Model as an engine.  Frames outlive the process: they lie in the daemon's memfd."""
 
-    arena: Final[Arena] = "kept"
+    arena: Arena = "kept"
     _frames: Any = None
     _block_tokens = 0
 

@@ -38,7 +38,7 @@ from ..serve import ConfigError, DriverArguments
 from .calibration import measure_prefill
 from .config import ELEMENT_BYTES, KvDtype, ModelConfig
 from .cpu_engine import CpuEngine
-from .engine import SEQ_DTYPE, Carrier, Engine, Pass, wanted_rows
+from .engine import SEQ_DTYPE, Carrier, DeepCarrier, Engine, Pass, wanted_rows
 from .identity import fingerprint
 from .model import LoadFailed, Numerics, PageRows, PassRefused, Refusal
 from .model_files import ModelError
@@ -130,9 +130,9 @@ def open_engine(config: AccelConfig, shape: ModelConfig, weights: Weights) -> En
     from .cuda.engine import CudaEngine  # noqa: PLC0415 (triton is imported where it is used)
     from .cuda.open import open_device  # noqa: PLC0415
 
-    device = open_device(config.device, config.ordinal)
+    device, ops = open_device(config.device, config.ordinal, config.numerics)
     return CudaEngine(
-        shape, weights, device, kv_dtype=config.kv_dtype, dtype=config.dtype, numerics=config.numerics,
+        shape, weights, device, ops, kv_dtype=config.kv_dtype, dtype=config.dtype, numerics=config.numerics,
         threads=config.threads, mirror=config.mirror,
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ class AccelBackend:
             kind="accel",
             pid=os.getpid(),
             fingerprint=self._fingerprint,
-            capabilities=("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write"),
+            capabilities=self._capabilities(),
             capacity_frames=self._capacity_frames,
             frame_bytes=self._frame_bytes,
             alignment_bytes=1,
@@ -215,6 +215,9 @@ class AccelBackend:
             latency_ns=self._speed.latency_ns,
             prefill=self._prefill,
         )
+
+    def _capabilities(self) -> tuple[str, ...]:
+        return ("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write")
 
     def calibrate(self) -> None:
         """Time prefill on frames of its own, for the probe to tell.  Takes about a second; no pass may be running."""
@@ -304,6 +307,29 @@ class AccelBackend:
         )
 
 
+class DeepAccelBackend(AccelBackend):
+    """An accel whose transfers go on beside its passes (serve.py, DeepMover): needs a dram arena and a device of its own."""
+
+    _carrier: DeepCarrier
+
+    def __init__(self, config: AccelConfig, arena: Any, rows: Any, dram: Any, gates: Any = None) -> None:
+        super().__init__(config, arena, rows, dram, gates)
+        assert isinstance(self._transfers, DeepCarrier)
+        self._carrier = self._transfers
+
+    def _capabilities(self) -> tuple[str, ...]:
+        return (*super()._capabilities(), "layered")
+
+    def fileno(self) -> int:
+        return self._carrier.fileno()
+
+    def timeout_ms(self) -> int:
+        return -1
+
+    def completed(self) -> list[TransferDone]:
+        return self._carrier.completed()
+
+
 def _histories(seqs: npt.NDArray[Any], given: Sequence[bytes]) -> list[npt.NDArray[np.int32] | None]:
     """One entry per sequence: its tokens before the sampled one where HISTORY is set.  Error: ValueError."""
     carrying = np.flatnonzero(seqs["flags"] & HISTORY)
@@ -344,7 +370,8 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
         advise_huge_pages(dram)
         populate_aside(dram)
     gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
-    backend = AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
+    make = DeepAccelBackend if config.device != "cpu" and dram is not None else AccelBackend
+    backend = make(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
     if os.environ.get(EPOCH_VARIABLE) == "1":  # later lives have to be quick, and the kernel knows better by then
         backend.calibrate()
     return backend

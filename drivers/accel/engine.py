@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +121,15 @@ class Carrier(Protocol):
         ...
 
     def measure(self) -> Speed: ...
+
+
+@runtime_checkable
+class DeepCarrier(Carrier, Protocol):
+    """A carrier that moves beside the passes (serve.py, DeepMover)."""
+
+    def fileno(self) -> int: ...
+
+    def completed(self) -> list[TransferDone]: ...
 
 
 class Engine(Protocol):

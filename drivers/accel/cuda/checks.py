@@ -17,17 +17,15 @@ Mask = npt.NDArray[np.bool_]
 class Table(NamedTuple):
     """The page-table entries of a pass, as the rows held them; what lies behind a sequence's last entry is -1, 0 and 0.
 
-    frame, shift, count  [S, N]  i32
-    first                [S, N]  i32  logical position of each entry's first token
+    frame, shift, counts  [S, N]  i32
     """
 
     frame: I32
     shift: I32
-    count: I32
-    first: I32
+    counts: I32
 
 
-def _refuse(reason: Refusal, bad: Mask) -> None:
+def _refuse(reason: Refusal, bad: Any) -> None:
     if bad.any():
         raise PassRefused(reason, int(bad.argmax()))
 
@@ -62,9 +60,7 @@ def read_table(seqs: npt.NDArray[Any], rows: PageRows, block_tokens: int, capaci
     needed = used & (first < need)
     _refuse(Refusal.FRAME, (needed & ((frame < 0) | (frame >= capacity))).any(1))
     _refuse(Refusal.COUNT, ends[:, -1] < need[:, 0])
-    return Table(
-        np.where(needed, frame, -1).astype(np.int32), shift, np.where(needed, count, 0).astype(np.int32), first
-    )
+    return Table(np.where(needed, frame, -1).astype(np.int32), shift, np.where(needed, count, 0).astype(np.int32))
 
 
 def check_rest(copies: I32, want: I32, gates: I64, ntokens: int, capacity: int, gate_count: int) -> None:

@@ -89,7 +89,7 @@ class Device(Protocol):
 
 class _CudaEvent:
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event()
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(stream)
         self._compute = compute
 
@@ -102,7 +102,7 @@ class _CudaEvent:
 
 class _CudaStream:
     def __init__(self, device: CudaDevice) -> None:
-        self._stream = torch.cuda.Stream(device.torch_device)
+        self._stream = torch.cuda.Stream(device.torch_device)  # type: ignore[no-untyped-call]
         self._device = device
 
     def run(self, work: Work) -> None:
@@ -131,7 +131,8 @@ class CudaDevice:
         if major < 8:
             raise ValueError(f"CUDA device {ordinal} has compute capability {major}.{minor}; the kernels need 8.0")
         self.name = f"cuda/sm_{major}{minor}"
-        self.compute_stream = torch.cuda.Stream(self.torch_device)
+        self.compute_stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()  # one for all graphs: none runs beside another
 
     def free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.torch_device)[0])
@@ -154,7 +155,9 @@ class CudaDevice:
     def capture(self, work: Work) -> Graph:
         graph = torch.cuda.CUDAGraph()
         # thread_local: the mover's thread may call into CUDA meanwhile
-        with torch.cuda.graph(graph, stream=self.compute_stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self.compute_stream, capture_error_mode="thread_local"
+        ):
             work()
         return graph
 
@@ -163,7 +166,8 @@ class CudaDevice:
 
     def register(self, buffer: Any) -> str:
         view = torch.frombuffer(buffer, dtype=torch.uint8)
-        code = int(torch.cuda.cudart().cudaHostRegister(view.data_ptr(), view.numel(), _REGISTER_FLAGS))
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(view.data_ptr(), view.numel(), _REGISTER_FLAGS))
         return f"cudaHostRegister of {view.numel()} bytes returned {code}" if code else ""
 
     def trim(self) -> None:

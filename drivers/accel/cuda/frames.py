@@ -69,19 +69,15 @@ class DeviceFrames:
         index = torch.tensor(list(frames), dtype=torch.int64, device=self._device.torch_device)
         self.bytes_.index_fill_(0, index, 0)
 
-    def copy(self, pairs: torch.Tensor, first_layer: int = 0, layers: int = 0) -> None:
-        """Copy on write: pairs [n, 2] i32 on the device, in any order (`resolved`)."""
-        if pairs.numel() == 0:
-            return
-        sources = self.bytes_.index_select(0, pairs[:, 0])  # aside first: a source may be a target too
-        staged = torch.stack((torch.arange(len(pairs), dtype=torch.int32, device=pairs.device), pairs[:, 1]), 1)
+    def copy(self, pairs: torch.Tensor, apart: bool, first_layer: int = 0, layers: int = 0) -> None:
+        """Copy on write: pairs [n, 2] i32 on the device, in any order (`resolved`).  apart: no source is also a target."""
+        source = self.bytes_
+        if not apart:
+            source = self.bytes_.index_select(0, pairs[:, 0])
+            aside = torch.arange(len(pairs), dtype=torch.int32, device=pairs.device)
+            pairs = torch.stack((aside, pairs[:, 1]), 1).contiguous()
         self._ops.copy_frames(
-            sources,
-            self.bytes_,
-            staged.contiguous(),
-            layer_bytes=self.layer_bytes,
-            first_layer=first_layer,
-            layers=layers,
+            source, self.bytes_, pairs, layer_bytes=self.layer_bytes, first_layer=first_layer, layers=layers
         )
 
 

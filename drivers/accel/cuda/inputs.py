@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..engine import Seqs
-from ..model import I32
+from ..model import I32, I64
 from .device import Device
 
 _PARTS: Final = ("slot", "entries", "start", "ntokens", "row", "write_from")
@@ -21,8 +21,8 @@ _PARTS: Final = ("slot", "entries", "start", "ntokens", "row", "write_from")
 class Split(NamedTuple):
     """The sequences of a pass by what attention takes them: one token each (decode), or more (prefill).  i64 indices."""
 
-    decode: np.ndarray[tuple[int], np.dtype[np.int64]]
-    prefill: np.ndarray[tuple[int], np.dtype[np.int64]]
+    decode: I64
+    prefill: I64
 
 
 def split(seqs: Seqs) -> Split:
@@ -77,7 +77,7 @@ class Staging:
         self._there[: self._used].copy_(self._host[: self._used], non_blocking=True)
 
 
-def put_sequences(staging: Staging, seqs: Seqs, chosen: I32, rows: int = 0, max_entries: int = 0) -> Sequences:
+def put_sequences(staging: Staging, seqs: Seqs, chosen: I64, rows: int = 0, max_entries: int = 0) -> Sequences:
     """Lay some sequences of a pass down.  rows: fill up to so many, with rows after the last token."""
     n = max(len(chosen), rows)
     parts = np.zeros((len(_PARTS), n), np.int32)
@@ -86,7 +86,7 @@ def put_sequences(staging: Staging, seqs: Seqs, chosen: I32, rows: int = 0, max_
             part[: len(chosen)] = seqs[name][chosen]
     parts[4, : len(chosen)] = seqs["token_offset"][chosen]
     parts[4, len(chosen) :] = np.arange(len(chosen), n)
-    views = [staging.put(part) for part in parts]
+    slot, entries, start, ntokens, row, write_from = (staging.put(part) for part in parts)
     longest = int(seqs["ntokens"][chosen].max(initial=0))
     widest = int(seqs["entries"][chosen].max(initial=0))
-    return Sequences(*views, max(max_entries, widest), longest)
+    return Sequences(slot, entries, start, ntokens, row, write_from, max(max_entries, widest), longest)

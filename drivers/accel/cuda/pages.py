@@ -31,22 +31,22 @@ class DevicePages:
         )
 
     def changes(self, slot: I32, table: Table) -> I32:
-        """What differs from the last pass, noted as sent: [4, n] i32 (flat index, frame, shift, count)."""
+        """What differs from what was sent: [4, n] i32 (flat index, frame, shift, count)."""
         width = table.frame.shape[1]
         old = (self._frame[slot, :width], self._shift[slot, :width], self._count[slot, :width])
-        new = (table.frame, table.shift, table.count)
+        new = (table.frame, table.shift, table.counts)
         differs = (old[0] != new[0]) | (old[1] != new[1]) | (old[2] != new[2])
         row, entry = np.nonzero(differs)
         values = [part[row, entry] for part in new]
         at: I64 = slot[row].astype(np.int64) * self.entries + entry
-        for kept, value in zip((self._frame, self._shift, self._count), values, strict=True):
-            kept.reshape(-1)[at] = value
         return np.stack([at.astype(np.int32), *values])
 
-    def apply(self, changes: torch.Tensor) -> None:
-        """changes [4, n] i32, on the device."""
-        if changes.shape[1] == 0:
+    def apply(self, sent: I32, changes: torch.Tensor) -> None:
+        """sent [4, n] i32, and the same on the device."""
+        if sent.shape[1] == 0:
             return
+        for kept, value in zip((self._frame, self._shift, self._count), sent[1:], strict=True):
+            kept.reshape(-1)[sent[0]] = value
         at = changes[0].long()
         self.table.frame.view(-1).index_copy_(0, at, changes[1])
         self.table.shift.view(-1).index_copy_(0, at, changes[2])

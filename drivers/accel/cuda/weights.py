@@ -30,9 +30,9 @@ class Shard(NamedTuple):
         size = total // self.ranks
         return slice(self.rank * size, (self.rank + 1) * size)
 
-    def count(self, total: int) -> int:
-        part = self.part(total)
-        return part.stop - part.start
+    def share(self, total: int) -> int:
+        self.part(total)
+        return total // self.ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +109,12 @@ def load_weights(
 
     embed = rows("model.embed_tokens.weight")
     return DeviceWeights(
-        heads=shard.count(c.heads),
-        kv_heads=shard.count(c.kv_heads),
-        intermediate=shard.count(c.intermediate),
+        heads=shard.share(c.heads),
+        kv_heads=shard.share(c.kv_heads),
+        intermediate=shard.share(c.intermediate),
         embed=embed,
         head=embed if c.tied else rows("lm_head.weight"),
         norm_out=rows("model.norm.weight"),
         inv_freq=torch.from_numpy(rotary_frequencies(c)).to(device),
         layers=tuple(layer(number) for number in range(c.layers)),
     )
-
-
-def weight_scalars(config: ModelConfig) -> int:
-    """How many numbers that is: boot sizes the frames by what they leave."""
-    c = config
-    attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden
-    biases = (c.heads + 2 * c.kv_heads) * c.head_dim if c.qkv_bias else 0
-    layer = attention + biases + 3 * c.hidden * c.intermediate + 2 * c.hidden + (2 * c.head_dim if c.qk_norm else 0)
-    return c.layers * layer + c.hidden + c.vocab * c.hidden * (1 if c.tied else 2)
