@@ -8,12 +8,14 @@ neither head dim nor blocks, on every architecture.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from .copy_frames import copy_frames
 from .launch import ARCHITECTURES
+from .paged_decode import paged_decode
+from .paged_prefill import paged_prefill
 from .rmsnorm import rmsnorm
 from .rope_write import Places, rope_write
 from .shapes import BLOCK_TOKENS, ELEMENTS, FP8_CAPABILITY, HEAD_DIMS, SCALED, Batch, Frames, KvDtype, PageTable, Rope
@@ -25,6 +27,7 @@ SUBSET: Final[tuple[tuple[int, int, KvDtype], ...]] = (
     (128, 16, "int8"),
     (128, 16, "float8_e4m3"),
 )
+VARIANTS: Final = ("", "shift", "window shift", "invariant")  # of attention; the first is what most passes run
 LAYERS: Final = 2
 KV_HEADS: Final = 2
 GROUP: Final = 4  # query heads of a KV head, Llama-3-8B's
@@ -72,6 +75,10 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
         yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype)
         if kv_dtype == "bfloat16":
             yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype, "norm")
+        plain = (head_dim, block_tokens, kv_dtype) == SUBSET[1]
+        for variant in VARIANTS if every or plain else VARIANTS[:1]:
+            yield Case("paged_decode", architecture, head_dim, block_tokens, kv_dtype, variant)
+            yield Case("paged_prefill", architecture, head_dim, block_tokens, kv_dtype, variant)
 
 
 def _geometries(architecture: int, every: bool) -> Iterator[tuple[int, int, KvDtype]]:
@@ -139,8 +146,31 @@ def _rope_write(case: Case) -> None:
     rope_write(p.q, p.k, p.v, p.frames, places, p.rope, layer=1, q_norm=norm, k_norm=norm)
 
 
+def _attention(case: Case) -> dict[str, Any]:
+    return {
+        "layer": 1,
+        "scale": 1.0,
+        "window": 64 if "window" in case.variant else 0,
+        "numerics": "invariant" if "invariant" in case.variant else "fast",
+    }
+
+
+def _paged_decode(case: Case) -> None:
+    p = pass_of(case, 1)
+    rope = p.rope if "shift" in case.variant else None
+    paged_decode(p.q, p.frames, p.pages, p.batch, rope=rope, **_attention(case))
+
+
+def _paged_prefill(case: Case) -> None:
+    p = pass_of(case, 32)
+    rope = p.rope if "shift" in case.variant else None
+    paged_prefill(p.q, p.frames, p.pages, p.batch, rope=rope, **_attention(case))
+
+
 _RUNS: Final[dict[str, Callable[[Case], None]]] = {
     "copy_frames": _copy_frames,
+    "paged_decode": _paged_decode,
+    "paged_prefill": _paged_prefill,
     "rmsnorm": _rmsnorm,
     "rope_write": _rope_write,
     "silu_mul": _silu_mul,

@@ -66,6 +66,11 @@ def has_fp8(device: torch.device) -> bool:
     return device.type != "cuda" or _capability(device) >= FP8_CAPABILITY
 
 
+def is_compiling() -> bool:
+    """Whether launches only compile (aot.py): then the tensors are the host's, and nothing runs."""
+    return _compiling_for is not None
+
+
 @contextlib.contextmanager
 def compiling_for(architecture: int) -> Iterator[None]:
     """Every launch inside takes this architecture's rows, whatever the machine has: ahead-of-time compilation."""

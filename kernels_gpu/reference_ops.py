@@ -22,8 +22,11 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def rope(x: torch.Tensor, positions: torch.Tensor, inv_freq: torch.Tensor) -> torch.Tensor:
-    """Rotate heads, halves paired (arXiv 2104.09864).  x [T, H, D]; positions [T]; inv_freq [D / 2] f32; in x's dtype."""
-    angle = positions.double()[:, None] * inv_freq.double()
+    """Rotate heads, halves paired (arXiv 2104.09864).  x [T, H, D]; positions [T]; inv_freq [D / 2] f32; in x's dtype.
+
+    The angle is by definition one float32 product, as in the CPU engine: it is no part of the error.
+    """
+    angle = (positions.float()[:, None] * inv_freq.float()).double()
     cosine, sine = angle.cos().to(x.dtype)[:, None, :], angle.sin().to(x.dtype)[:, None, :]
     first, second = x.chunk(2, -1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)

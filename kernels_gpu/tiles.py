@@ -5,7 +5,7 @@ from typing import Any, Final
 import torch
 
 from .lang import is_interpreted, tl
-from .launch import architecture_of, has_fp8, launch
+from .launch import architecture_of, has_fp8, is_compiling, launch
 from .shapes import BLOCK_TOKENS, HEAD_DIMS, Batch, Frames, Launch
 
 INVARIANT_PLACES: Final = 1024  # places of one split in invariant mode; part of the numerics, not a launch parameter
@@ -42,7 +42,7 @@ def checked(q: torch.Tensor, frames: Frames, batch: Batch) -> tuple[int, int]:
         raise ValueError(f"block_tokens {frames.block_tokens} is not one of {BLOCK_TOKENS}")
     if q.stride(2) != 1 or frames.kv.stride(5) != 1:
         raise ValueError("a head's elements must follow one another")
-    if q.device.type != "cuda" and not is_interpreted():
+    if q.device.type != "cuda" and not is_interpreted() and not is_compiling():
         raise RuntimeError(
             "the kernels run on CUDA tensors; on CPU tensors only in triton's interpreter (TRITON_INTERPRET=1)"
         )
