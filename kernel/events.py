@@ -253,6 +253,7 @@ class Exec(NamedTuple):
     copies: bytes
     histories: tuple[bytes, ...]
     gates: bytes = b""  # int64 pairs (gate, ticket) of the loads that the pass must not overtake, layer by layer
+    allowed: tuple[bytes, ...] = ()  # in batch order, of sequences with ALLOWED: a bit per token id, lowest bit first
 
 
 class Transfer(NamedTuple):
@@ -326,6 +327,15 @@ class Notify(NamedTuple):
     conn: int
     kind: str
     record: tuple[object, ...]
+
+
+class Trace(NamedTuple):
+    """From now on tell `conn` of the calls of connection `target`, as those of process `pid`; what "none": no more of them."""
+
+    conn: int
+    target: int
+    pid: int
+    what: str
 
 
 class Prime(NamedTuple):
@@ -403,6 +413,7 @@ Effect: TypeAlias = (
     | WakeDriver
     | Tokens
     | Notify
+    | Trace
     | Prime
     | Journal
     | WriteSnapshot

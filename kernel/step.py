@@ -107,6 +107,8 @@ class Kernel:
             self._account()
         if m.names.changed:
             m.names.flush()
+        if now_ns >= m.history.due_ns:
+            m.history.look()
         return effects
 
     def _account(self) -> None:
@@ -246,7 +248,7 @@ class Kernel:
         for verb, bytes_s in (("read", event.read_bytes_s), ("write", event.write_bytes_s)):
             link = m.costs.link(device.index, verb)
             if bytes_s and not link.bytes_s:
-                link.bytes_s, link.latency_ns = float(bytes_s), float(event.latency_ns)
+                link.measured(float(bytes_s), float(event.latency_ns))
         for tokens, cached, elapsed_ns in event.prefill:
             m.costs.prefill[device.index].seen(tokens, tokens * (cached + tokens / 2), elapsed_ns)
         found = f", frames {event.arena}" if device.restarts else ""

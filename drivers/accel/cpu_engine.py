@@ -36,7 +36,7 @@ class CpuEngine(Model):
         drawn = sample(
             last if whole else last[rows], work.seqs[chosen], [work.histories[int(seq)] for seq in chosen]
         )  # fmt: skip
-        tops = [top_logprobs(last[row], k) for row, k in top_rows(work)]
+        tops = [top_logprobs(last[row], k, allowed) for row, k, allowed in top_rows(work)]
         scores = []
         at = len(last)
         for targets in work.want.scored:

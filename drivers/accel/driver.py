@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnix.kernel.batch import HISTORY, SEQ_BYTES
+from attnix.kernel.batch import ALLOWED, HISTORY, SEQ_BYTES
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
@@ -290,8 +290,10 @@ class AccelBackend:
         ):
             raise ValueError(f"the sequences' tokens are not the {len(tokens)} tokens of the pass, one after the other")
         histories = _histories(seqs, effect.histories)
+        allowed = _masks(seqs, effect.allowed, self._vocab)
         gates = np.frombuffer(effect.gates, np.int64).reshape(-1, 2)
-        results = self._engine.compute(Pass(seqs, tokens, copies, wanted_rows(seqs, tokens), histories, gates))
+        work = Pass(seqs, tokens, copies, wanted_rows(seqs, tokens), histories, gates, allowed)
+        results = self._engine.compute(work)
         return ExecDone(
             effect.device,
             effect.seq,
@@ -340,6 +342,20 @@ def _histories(seqs: npt.NDArray[Any], given: Sequence[bytes]) -> list[npt.NDArr
         if len(tokens) != length:
             raise ValueError(f"a history of {len(tokens)} tokens for a context of {length}")
         out[sequence] = tokens
+    return out
+
+
+def _masks(seqs: npt.NDArray[Any], given: Sequence[bytes], vocab: int) -> dict[int, npt.NDArray[np.bool_]]:
+    """Of each sequence with ALLOWED: which tokens may be among its alternatives.  Error: ValueError."""
+    carrying = np.flatnonzero(seqs["flags"] & ALLOWED)
+    if len(carrying) != len(given):
+        raise ValueError(f"{len(given)} masks for {len(carrying)} sequences with the ALLOWED flag")
+    out: dict[int, npt.NDArray[np.bool_]] = {}
+    for sequence, mask in zip(carrying, given, strict=True):
+        if len(mask) != -(-vocab // 8):
+            raise ValueError(f"a mask of {len(mask)} bytes for a vocabulary of {vocab}")
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab, bitorder="little")
+        out[int(sequence)] = bits.view(np.bool_)
     return out
 
 

@@ -7,7 +7,8 @@ same for all engines (model.py, `Refusal` and `LoadFailed`); tests/model runs it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -63,6 +64,7 @@ class Pass(NamedTuple):
     want               rows whose logits are wanted
     histories          per sequence: its tokens before the sampled one, where it has penalties
     gates      [g, 2]  i64  (gate, ticket) of the loads that the pass must not overtake
+    allowed            by sequence, where it has a mask: [V] bool, the tokens that may be among its alternatives
     """
 
     seqs: Seqs
@@ -71,6 +73,7 @@ class Pass(NamedTuple):
     want: Want
     histories: Sequence[I32 | None]
     gates: I64 = NO_GATES
+    allowed: Mapping[int, npt.NDArray[np.bool_]] = MappingProxyType({})
 
 
 class Results(NamedTuple):
@@ -95,12 +98,12 @@ def sampling_rows(work: Pass) -> tuple[I64, I64]:
     return rows, work.want.last[rows]
 
 
-def top_rows(work: Pass) -> list[tuple[int, int]]:
-    """(row of `want.last`, alternatives) of every sequence that wants some."""
+def top_rows(work: Pass) -> list[tuple[int, int, npt.NDArray[np.bool_] | None]]:
+    """(row of `want.last`, alternatives, mask of those allowed) of every sequence that wants some."""
     last = work.want.last
     flags, wanted = work.seqs["flags"][last], work.seqs["logprobs"][last]
     rows = np.flatnonzero((flags & FORWARD != 0) | (wanted > 0))
-    return [(int(row), int(wanted[row])) for row in rows]
+    return [(int(row), int(wanted[row]), work.allowed.get(int(last[row]))) for row in rows]
 
 
 class Carrier(Protocol):

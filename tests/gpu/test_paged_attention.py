@@ -18,7 +18,7 @@ from .pages import Paged, Run, Sequence_, only, paged, within
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES: list[KvDtype] = ["bfloat16", "float16", "float32", "int8", "float8_e4m3"]
-SMALL = Launch(block_m=16, block_n=16, warps=4, stages=2, programs=1)  # many tiles in few tokens
+SMALL = Launch(block_m=32, block_n=16, warps=4, stages=2, programs=1)  # many tiles in few tokens
 
 runs = st.builds(Run, st.integers(1, 24), st.sampled_from([0, 0, 0, 7, -40, 1900]), st.sampled_from([0, 0, 0, 5]))
 contexts = st.lists(runs, min_size=1, max_size=3).map(tuple)
@@ -53,15 +53,15 @@ def judge(got: torch.Tensor, p: Paged, window: int = 0) -> None:
     within(got, p.true(window, p.q.dtype), p.true(window))
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(batch=batches(1), window=st.sampled_from([0, 0, 1, 17]), numerics=st.sampled_from(["fast", "invariant"]))
 def test_decode(batch: dict[str, Any], window: int, numerics: Numerics) -> None:
     p = paged(**batch, device=DEVICE)
     judge(attend(paged_decode, p, window, numerics=numerics, launch=SMALL), p, window)
 
 
-@settings(max_examples=15)
-@given(batch=batches(24), window=st.sampled_from([0, 0, 1, 17]), numerics=st.sampled_from(["fast", "invariant"]))
+@settings(max_examples=8)
+@given(batch=batches(12), window=st.sampled_from([0, 0, 1, 17]), numerics=st.sampled_from(["fast", "invariant"]))
 def test_prefill(batch: dict[str, Any], window: int, numerics: Numerics) -> None:
     p = paged(**batch, device=DEVICE)
     judge(attend(paged_prefill, p, window, numerics=numerics, launch=SMALL), p, window)
@@ -149,8 +149,8 @@ def test_a_shift_turns_the_query() -> None:
 def test_repeats_are_equal_to_the_bit_in_any_order_of_programs(
     kernel: Callable[..., torch.Tensor], numerics: Numerics, shuffled: Callable[[int], None], repeats: int
 ) -> None:
-    p = paged([Sequence_((Run(40),)), Sequence_((Run(20),))], kv_heads=1, kv_dtype="float16", device=DEVICE)
-    launch = Launch(16, 32, 4, 2, 2)
+    p = paged([Sequence_((Run(40),)), Sequence_((Run(9),))], kv_heads=1, group=1, kv_dtype="float16", device=DEVICE)
+    launch = Launch(16, 32, 4, 2, 1)
     once = attend(kernel, p, numerics=numerics, launch=launch)
     for seed in range(repeats):
         shuffled(seed)
