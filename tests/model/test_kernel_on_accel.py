@@ -41,12 +41,12 @@ class Accel(AccelBackend):
     gates: Any
 
     def join(self, system: SimulatedSystem) -> None:
-        threads = self._model.threads
+        threads = self._engine.threads
         self._transfers = Transfers(
             self._frame_bytes, LAYERS, BLOCK, self._frames, system.dram or bytearray(1 << 20), 1, system.gates, threads
         )
         self._transfers.identify(bytes(16))
-        self._model.attach_gates(system.gates)
+        self._engine.attach_gates(system.gates)
         self.arena, self.gates = self._frames, Gates(system.gates)
 
     def is_open(self, effect: Exec) -> bool:
