@@ -119,7 +119,8 @@ def test_cat_on_a_terminal_is_coloured_and_steers_nothing() -> None:
         array("B", [7, 7]),
         array("i", [0, 0]),
     ]
-    table = PagemapResult(3, "hbm0", 4, 18, *(row.tobytes() for row in rows), bytes(copies))
+    six = [row.tobytes() for row in rows]
+    table = PagemapResult(3, "hbm0", 4, 18, six[0], six[1], six[2], six[3], six[4], six[5], bytes(copies))
     text = b"ab\x1b[cdefghijklmno\n"
     log = ReadResult(3, 0, b"\0" * 4 * 18, text, array("i", range(1, 19)).tobytes())
     parts = list(cat.parts_of(log, table, ["hbm0", "dram0"]))
@@ -394,15 +395,8 @@ def test_waits_are_told_by_the_soonest(looked_at: Held) -> None:
     assert waits.soonest([late]) == ("b", "by 9.0 s") and waits.soonest([]) == ("-", "-")
 
 
-def tier(name: str, **frames: int) -> TierRow:
-    plain = {
-        "capacity_frames": 100,
-        "free_frames": 60,
-        "reclaimable_frames": 10,
-        "mapped_frames": 30,
-        "wired_frames": 0,
-    }
-    return TierRow(name + "0", name, "up", 1, **{**plain, **frames}, frame_bytes=4096, driver_pid=0, restarts=0)
+def tier(name: str) -> TierRow:
+    return TierRow(name + "0", name, "up", 1, 100, 60, 10, 30, 0, 4096, 0, 0)
 
 
 CALM = PressureResult((250, 0, 0), (0, 0, 0), 0, 0, 0, 60, 10)

@@ -38,13 +38,12 @@ async def test_it_shows_sorts_and_acts(serve: Serve) -> None:
             assert names(app)[0] == "large" and app.sort_by == "tokens"
             await pilot.press("i", "down", "down")
             assert app.chosen() == large.pid
-            large.context = None
             context.append(tokens=range(6))
             context.forward(1)
             app.refresh_now()
             await pilot.pause()
             assert app.chosen() == large.pid, "the cursor stays with its process"
-            assert app.query_one("#tokens", Sparkline).data[-1] > 0
+            assert list(app.query_one("#tokens", Sparkline).data or ())[-1] > 0
             assert "hbm0" in str(app.query_one("#summary", Static).render())
             assert str(app.query_one("#hits_label", Label).render()).startswith("hits: hbm")
             await pilot.press("plus")
