@@ -17,7 +17,7 @@ from attnix.syscalls import Client, connect
 from attnix.syscalls.exceptions import NotFound
 from attnix.syscalls.types import PagemapResult, PressureResult, ReadResult, SyscallNote, TierRow
 from attnix.userland import cli
-from attnix.userland.shell import blocks, cat, strace, top, tree, vmstat, waits
+from attnix.userland.shell import blocks, cat, manual, strace, top, tree, vmstat, waits
 
 from .conftest import COMMAND, Attnix, Serve, serving
 from .test_commands import CONTEXT, TIER, misfit
@@ -335,6 +335,12 @@ def test_help_of_a_call_and_of_a_command(attnix: Attnix) -> None:
     assert "Usage: attnix prefetch" in prefetch and "prefetch (63), since" in prefetch
     everything = attnix("help").out
     assert "\npmap " in everything and "wait_tool" in everything
+
+
+def test_the_manual_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    assert manual.main(["--check"]) == 0, capsys.readouterr().err
+    text = manual.DOCS.read_text()
+    assert all(f"\n### {name.split(' CID')[0].split(' -')[0].split(' evict')[0]}\n" in text for name in LOOKS.values())
 
 
 # -- pieces ---------------------------------------------------------------------------------------------------------
