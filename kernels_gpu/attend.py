@@ -56,8 +56,10 @@ def turned_query(
     if SHIFTED:  # noqa: SIM102  (a constant: without it nothing below is compiled)
         if shift != 0:
             low = d < D // 2
-            partner = tl.where(low, d + D // 2, d - D // 2)
-            angle = tl.abs(shift).to(tl.int64) * (D // 2) + tl.where(low, d, d - D // 2)
+            # halves are runs of at least 32 columns; said, so that both are loaded in wide pieces
+            partner = tl.max_contiguous(tl.multiple_of(tl.where(low, d + D // 2, d - D // 2), 16), 16)
+            pair = tl.max_contiguous(tl.multiple_of(tl.where(low, d, d - D // 2), 16), 16)
+            angle = tl.abs(shift).to(tl.int64) * (D // 2) + pair
             cosine = tl.load(cosine_ptr + angle, mask=d < D, other=0.0)
             sine = tl.load(sine_ptr + angle, mask=d < D, other=0.0)
             # back by a positive shift: a cos + b sin, b cos - a sin

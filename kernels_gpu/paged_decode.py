@@ -39,9 +39,9 @@ def visible(entries_ptr, start_ptr, first_ptr, first_stride, b, ok, P: tl.conste
 
 
 @triton.jit
-def share_of(x, total, programs):
+def share_of(x, total, sharers):
     """The program whose share of `total` units, end to end, holds unit x."""
-    return (((x + 1).to(tl.int64) * programs - 1) // total).to(tl.int32)
+    return (((x + 1).to(tl.int64) * sharers - 1) // total).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["layer", "sequences", "programs"])
@@ -104,8 +104,9 @@ def decode_pieces(
     x = program
     end = total
     if not INVARIANT:
-        x = (program.to(tl.int64) * total // programs).to(tl.int32)
-        end = ((program + 1).to(tl.int64) * total // programs).to(tl.int32)
+        sharers = tl.maximum(tl.minimum(programs, total), 1)  # no share is empty: merge counts on a piece from each
+        x = tl.minimum(program.to(tl.int64) * total // sharers, total).to(tl.int32)
+        end = tl.minimum((program + 1).to(tl.int64) * total // sharers, total).to(tl.int32)
 
     g = tl.arange(0, M)
     d = tl.arange(0, DP)
@@ -192,8 +193,9 @@ def merge_pieces(
         pieces = count
     else:
         # the programs whose shares hold the first and the last unit; all but the first came in the middle of the head
-        from_piece = share_of(low, tl.maximum(total, 1), programs)
-        pieces = tl.where(count > 0, share_of(low + count - 1, tl.maximum(total, 1), programs) - from_piece + 1, 0)
+        sharers = tl.maximum(tl.minimum(programs, total), 1)
+        from_piece = share_of(low, tl.maximum(total, 1), sharers)
+        pieces = tl.where(count > 0, share_of(low + count - 1, tl.maximum(total, 1), sharers) - from_piece + 1, 0)
     if pieces > 1:
         d = tl.arange(0, DP)
         acc = tl.zeros([1, DP], tl.float32)

@@ -67,7 +67,7 @@ def paged_attention(
     window                        positions that a token sees, itself included; 0: all before it
     ->      [T, Hq, D]  dtype     rows of no sequence are 0
     """
-    out = torch.zeros(q.shape, dtype=dtype)
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
     group = q.shape[1] // frames.kv_heads
     for b in range(batch.slot.numel()):
         entries, start = int(batch.entries[b]), int(batch.start[b])
@@ -78,10 +78,10 @@ def paged_attention(
         for t in range(int(batch.ntokens[b])):
             row, position = int(batch.row[b]) + t, start + t
             low = max(0, position + 1 - window) if window else 0
-            scores = torch.empty(q.shape[1], position + 1 - low, dtype=dtype)
+            scores = torch.empty(q.shape[1], position + 1 - low, dtype=dtype, device=q.device)
             for shift in set(shifts[low : position + 1]):
                 turned = q[row].to(dtype) if shift == 0 else rotate(q[row].to(dtype), -shift, _given(rope)).to(dtype)
-                run = torch.tensor([s == shift for s in shifts[low : position + 1]])
+                run = torch.tensor([s == shift for s in shifts[low : position + 1]], device=q.device)
                 scores[:, run] = torch.einsum("hd,nhd->hn", turned * scale, keys[low : position + 1][run])
             weights = scores.softmax(-1)
             out[row] = torch.einsum("hn,nhd->hd", weights, values[low : position + 1])

@@ -1,5 +1,6 @@
 """What the attention kernels check before they are launched, and the constants of the invariant mode."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -52,16 +53,20 @@ def checked(q: torch.Tensor, frames: Frames, batch: Batch) -> tuple[int, int]:
 
 
 def decode_launch(device: torch.device, frames: Frames) -> Launch:
-    """Decode's launch parameters: the table's, which are for 16-bit products.  float32 has one row, here."""
+    """Decode's launch parameters: the table's, which are for 16-bit KV.
+
+    Narrow KV is widened in registers, so its tiles are half as long; float32 has one row, here.
+    """
     if frames.kv.dtype == torch.float32:
         return Launch(block_m=16, block_n=32, warps=4, stages=2)
-    return launch("paged_decode", architecture_of(device), frames.head_dim, frames.block_tokens)
+    row = launch("paged_decode", architecture_of(device), frames.head_dim, frames.block_tokens)
+    return row if frames.scale is None else replace(row, block_n=max(16, row.block_n // 2))
 
 
 def prefill_launch(device: torch.device, frames: Frames) -> Launch:
-    """Prefill's launch parameters, as decode_launch."""
+    """Prefill's launch parameters: the table's; float32 has one row, here."""
     if frames.kv.dtype == torch.float32:
-        return Launch(block_m=32, block_n=32, warps=4, stages=1)
+        return Launch(block_m=32, block_n=32, warps=8, stages=1)
     return launch("paged_prefill", architecture_of(device), frames.head_dim, frames.block_tokens)
 
 
@@ -71,7 +76,7 @@ def invariant_launch(frames: Frames) -> Launch:
     Not from the launch table: another shape gives other bits, and KV computed with one must equal that computed with the other.
     """
     if frames.kv.dtype == torch.float32:
-        return Launch(block_m=32, block_n=32, warps=4, stages=1)
-    return Launch(
-        block_m=64, block_n=32 if frames.head_dim > 128 else 64, warps=8 if frames.head_dim > 128 else 4, stages=2
-    )
+        return Launch(block_m=32, block_n=32, warps=8, stages=1)
+    if frames.head_dim == 64:
+        return Launch(block_m=64, block_n=64, warps=4, stages=2)
+    return Launch(block_m=64, block_n=32, warps=8, stages=2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,37 @@ if not torch.cuda.is_available():
 
 REPEATS_INTERPRETED = 50
 REPEATS_ON_DEVICE = 250
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_patched_once() -> Iterator[None]:
+    """The interpreter puts its own functions into triton.language at every call of a @jit function by another, which takes
+    longer than the arithmetic.  Once per launch and language module does the same."""
+    if torch.cuda.is_available():
+        yield
+        return
+    from triton.runtime import interpreter
+
+    patch, run = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    done: set[frozenset[int]] = set()
+
+    def patch_once(fn: Any) -> Any:
+        languages = frozenset(
+            id(value) for value in fn.__globals__.values() if value is interpreter.tl or value is interpreter.tl.core
+        )
+        if languages in done:
+            return interpreter._LangPatchScope()
+        done.add(languages)
+        return patch(fn)
+
+    def run_anew(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done.clear()
+        return run(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interpreter, "_patch_lang", patch_once)
+        patched.setattr(interpreter.GridExecutor, "__call__", run_anew)
+        yield
 
 
 @pytest.fixture(scope="session")

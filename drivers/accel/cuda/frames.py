@@ -55,15 +55,23 @@ class DeviceFrames:
         if mirror is not None:
             whole = torch.frombuffer(mirror, dtype=torch.uint8)
             self._mirror = whole[:total].view(capacity, self.frame_bytes)
+            self._shown = torch.zeros_like(self._mirror)
 
     def pull(self) -> None:
-        """What was written to the mirror since."""
-        if self._mirror is not None:
-            self.bytes_.copy_(self._mirror)
+        """Take over what was written to the mirror since it was shown, and nothing else: loads may be under way."""
+        if self._mirror is None:
+            return
+        changed = torch.nonzero(self._mirror != self._shown)
+        if len(changed):
+            frame, byte = changed.unbind(1)
+            there = self.bytes_.device
+            self.bytes_[frame.to(there), byte.to(there)] = self._mirror[frame, byte].to(there)
+            self._shown.copy_(self._mirror)
 
     def show(self) -> None:
         if self._mirror is not None:
-            self._mirror.copy_(self.bytes_)
+            self._shown.copy_(self.bytes_)
+            self._mirror.copy_(self._shown)
 
     def drop(self, frames: Sequence[int]) -> None:
         index = torch.tensor(list(frames), dtype=torch.int64, device=self._device.torch_device)
