@@ -14,6 +14,7 @@ import torch
 
 from .copy_frames import copy_frames
 from .launch import ARCHITECTURES
+from .matmul import matmul
 from .paged_decode import paged_decode
 from .paged_prefill import paged_prefill
 from .rmsnorm import rmsnorm
@@ -71,6 +72,8 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
         yield Case("rmsnorm", architecture, variant=f"{dtype} residual")
         yield Case("silu_mul", architecture, variant=dtype)
     yield Case("copy_frames", architecture)
+    for dtype in ("bfloat16", "float32") if every else ("bfloat16",):
+        yield Case("matmul", architecture, kv_dtype=dtype)
     for head_dim, block_tokens, kv_dtype in _geometries(architecture, every):
         yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype)
         if kv_dtype == "bfloat16":
@@ -99,24 +102,25 @@ class _Pass(NamedTuple):
 
 
 def pass_of(case: Case, ntokens: int) -> _Pass:
-    """Four sequences of `ntokens` new tokens each; the numbers do not matter, their types and alignments do."""
+    """Four sequences of `ntokens` new tokens each, in frames of their own."""
     head_dim, block_tokens, sequences = case.head_dim, case.block_tokens, 4
     kv_dtype: KvDtype = case.kv_dtype  # type: ignore[assignment]
     width = head_dim * ELEMENTS[kv_dtype].itemsize + (4 if kv_dtype in SCALED else 0)
-    arena = torch.zeros(4, LAYERS * 2 * KV_HEADS * block_tokens * width, dtype=torch.uint8)
+    used, entries = -(-ntokens // block_tokens), WINDOW // block_tokens + 1
+    arena = torch.zeros(sequences * used, LAYERS * 2 * KV_HEADS * block_tokens * width, dtype=torch.uint8)
     frames = Frames.over(
         arena, kv_dtype, layers=LAYERS, kv_heads=KV_HEADS, block_tokens=block_tokens, head_dim=head_dim
     )
-    entries = WINDOW // block_tokens + 1
     pages = PageTable(
+        torch.full((sequences, entries), -1, dtype=torch.int32),
         torch.zeros(sequences, entries, dtype=torch.int32),
-        torch.zeros(sequences, entries, dtype=torch.int32),
-        torch.full((sequences, entries), block_tokens, dtype=torch.int16),
+        torch.zeros(sequences, entries, dtype=torch.int16),
     )
-    whole = torch.full((sequences,), 1, dtype=torch.int32)
-    batch = Batch.of(
-        pages, torch.arange(sequences, dtype=torch.int32), whole, whole * 0, whole * ntokens, max_entries=entries
-    )
+    pages.frame[:, :used] = torch.arange(sequences * used, dtype=torch.int32).view(sequences, used)
+    pages.count[:, :used] = block_tokens
+    slots = torch.arange(sequences, dtype=torch.int32)
+    whole = torch.ones_like(slots)
+    batch = Batch.of(pages, slots, whole * used, whole * 0, whole * ntokens, max_entries=entries)
     dtype = torch.float32 if kv_dtype == "float32" else torch.float16 if kv_dtype == "float16" else torch.bfloat16
     heads = KV_HEADS * GROUP
     qkv = torch.zeros(sequences * ntokens, (heads + 2 * KV_HEADS) * head_dim, dtype=dtype)
@@ -136,7 +140,12 @@ def _silu_mul(case: Case) -> None:
 
 def _copy_frames(case: Case) -> None:
     frames = torch.zeros(4, 8 * HIDDEN, dtype=torch.uint8)
-    copy_frames(frames, frames, torch.zeros(4, 2, dtype=torch.int32), layer_bytes=HIDDEN)
+    copy_frames(frames, frames, torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), layer_bytes=HIDDEN)
+
+
+def _matmul(case: Case) -> None:
+    x = torch.zeros(8, HIDDEN, dtype=torch.float32 if case.kv_dtype == "float32" else torch.bfloat16)
+    matmul(x, x[:4])
 
 
 def _rope_write(case: Case) -> None:
@@ -169,6 +178,7 @@ def _paged_prefill(case: Case) -> None:
 
 _RUNS: Final[dict[str, Callable[[Case], None]]] = {
     "copy_frames": _copy_frames,
+    "matmul": _matmul,
     "paged_decode": _paged_decode,
     "paged_prefill": _paged_prefill,
     "rmsnorm": _rmsnorm,
