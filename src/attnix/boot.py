@@ -237,6 +237,7 @@ def driver_specs(
             arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens) if device == "cpu" else _STUB_BYTES,
             rows_bytes=layout.total_bytes,
             arena="kept" if device == "cpu" else "lost",
+            device_bytes=0 if device == "cpu" else capacity_frames * shape.kv.frame_bytes(options.block_tokens),
         )
         for d in range(options.accels)
     ]
