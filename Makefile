@@ -79,6 +79,7 @@ imports: build
 	$(BIN)/lint-imports
 syscalls-doc: build
 	$(BIN)/python -m attnix.syscalls.docgen --check
+	$(BIN)/python -m attnix.userland.shell.manual --check
 
 fmt: build
 	$(BIN)/ruff check --fix .
@@ -86,6 +87,7 @@ fmt: build
 
 docs: build
 	$(BIN)/python -m attnix.syscalls.docgen
+	$(BIN)/python -m attnix.userland.shell.manual
 
 # -- more -----------------------------------------------------------------------------------------------------------
 
