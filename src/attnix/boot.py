@@ -240,6 +240,7 @@ def driver_specs(
             else _STUB_BYTES,
             rows_bytes=layout.total_bytes,
             arena="kept" if device == "cpu" else "lost",
+            device_bytes=0 if device == "cpu" else capacity_frames * shape.kv.frame_bytes(options.block_tokens),
         )
         for d in range(options.accels)
     ]
