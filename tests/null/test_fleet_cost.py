@@ -1,7 +1,7 @@
 """What a step costs does not grow with the contexts that wait for tools: counted, not timed.
 
 Counted are the bytecodes that the kernel's own Python executes in a step, and the numbers that the C core hands back to it.
-The same two agents take their turns beside few parked contexts and beside ten times as many, in tiers that hold neither lot.
+The same two agents take their turns beside some parked contexts and beside four times as many, in tiers that hold neither lot.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from attnix.simulated import SimulatedClient, SimulatedSystem, ints
 KERNEL = attnix.kernel.step.__file__.rpartition("/")[0]
 PROMPT_TOKENS = 12
 TURNS = 4
-FEW, MANY = 40, 400
-SOME = 1.1  # due times and heaps: a comparison more here and there, as a logarithm has it
+FEW, MANY = 400, 1600
+SOME = 1.05  # a heap has a comparison more here and there; two bytecodes per context would be 1.1
 
 
 class CountingCore(Core):
@@ -88,7 +88,13 @@ def prompt(number: int) -> bytes:
 def busiest(contexts: int, eta_ms: int) -> tuple[int, int, int]:
     """(bytecodes of the busiest step, bytecodes of all, items of all) of two agents' turns beside parked contexts."""
     system = SimulatedSystem(
-        core=CountingCore, frames=12, dram=24, nvme=48, max_contexts=MANY + 4, check=False, sysctl={"evict.policy": "lru"}
+        core=CountingCore,
+        frames=12,
+        dram=24,
+        nvme=48,
+        max_contexts=MANY + 4,
+        check=False,
+        sysctl={"evict.policy": "lru"},
     )
     client = system.connect()
     park(system, client, contexts, eta_ms)
