@@ -22,6 +22,8 @@ from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .group import Group, Groups
 from .growth import Lengths
+from .heads import Heads
+from .history import History
 from .ids import Cid, Pid, Slot
 from .injected import Injected
 from .interrupts import Interrupts
@@ -77,6 +79,8 @@ class Machine:
         self.syscalls = 0  # counted apart: once per call
         self.lengths = Lengths()
         self.psi = Psi(self)
+        self.heads = Heads(self)
+        self.history = History(self)
         self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
@@ -300,6 +304,7 @@ class Machine:
         process = context.process
         process.past = _add(process.past, self.usage(context))
         self.errands.gone(context)
+        self.heads.left(context)
         self.core.close_slot(context.slot)
         self.movers.abandon(context.cid)
         self.schedulers[context.device].wake(context)

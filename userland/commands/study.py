@@ -196,6 +196,54 @@ def overload(
     )
 
 
+@study.command("doctor")
+def doctor(
+    requests: Annotated[int, typer.Option(help="In bursts of 64.", min=65)] = 192,
+    seed: Annotated[int, typer.Option(help="Of lengths and ids.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """A machine with everything wrong at once, what `attnix doctor` says of it, and what its remedies are worth (simulated clock)."""
+    printed = measured("attnix.study_doctor", "--requests", str(requests), "--seed", str(seed))
+    if as_json:
+        sys.stdout.write(printed)
+        return
+    found = json.loads(printed)
+    show(f"{count(found['requests'])} requests in bursts of {found['burst']}; {found['profile']} (simulated)\n")
+    for number, finding in enumerate(found["findings"], 1):
+        show(f"{number}. {finding['title']}: {finding['damage']:.0%} of the {finding['costs']}")
+        for line in finding["evidence"][:2]:
+            show(f"   {line}")
+    show("\nits remedies, one more each time")
+    show(_treatment(found["rows"]))
+    show(
+        "TBT between two tokens of an answer; PAUSE the longest of them, per answer; TAKEN running contexts that lost their frames"
+    )
+
+
+def _treatment(rows: list[dict[str, Any]]) -> Table:
+    made = table(
+        "",
+        ">TTFT50",
+        ">TTFT99",
+        ">TBT50",
+        ">TBT99",
+        ">PAUSE50",
+        ">PAUSE90",
+        ">PAUSE100",
+        ">TAKEN",
+        ">COMPUTED",
+        ">USED",
+    )
+    for row in rows:
+        made.add_row(
+            row["what"], *(f"{row[f'ttft_{p}_s']:.2f} s" for p in ("p50", "p99")),
+            *(f"{1e3 * row[f'tbt_{p}_s']:.0f} ms" for p in ("p50", "p99")),
+            *(f"{row[f'pause_{p}_s']:.2f} s" for p in ("p50", "p90", "max")),
+            count(row["preemptions"]), count(row["computed_tokens"]), f"{row['used']:.0%}",
+        )  # fmt: skip
+    return made
+
+
 def _overload(rows: list[dict[str, Any]]) -> Table:
     made = table(
         ">LOAD", ">ASKED", ">REFUSED", ">GOOD", ">GOOD/s", ">TOK/s", ">TTFT50", ">TTFT99", ">TPOT99", ">TAKEN", ">RETRY"
