@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -164,7 +165,7 @@ def test_strace_shows_calls_until_the_process_goes(serve: Serve, attnix: Attnix)
     lines = said.out.splitlines()
     assert len(lines) == 4 and said.status == 0
     (failed,) = {line.split("] ")[1].split(" <")[0] for line in lines if "stat(" in line}
-    assert failed == "stat(ctx=0, cid=999) = -1 ENOENT (no context 999 of this user)"
+    assert failed == "stat(cid=999) = -1 ENOENT (no context 999 of this user)"
     assert any('uname() = {system="attnix"' in line and line.endswith(" us>") for line in lines)
     assert {json.loads(line)["name"] for line in documents} == {"uname", "stat"}
     assert {(row["name"], row["calls"], row["errors"]) for row in summed} == {("uname", 3, 0), ("stat", 3, 3)}
@@ -283,6 +284,20 @@ def test_half_a_dump_is_none(attnix: Attnix, dumped: Path, tmp_path: Path) -> No
     assert "only a part of one" in attnix("ps", "--from", str(torn)).err
     assert "No such file" in attnix("ps", "--from", str(tmp_path / "none")).err
     assert attnix("dump", str(tmp_path / "no" / "where"), "--socket", "").status == 1
+
+
+@pytest.mark.parametrize("line", ["ps -c -l", "lsctx", "tree", "group ls", "sysctl", "tiers", "names", "uname"])
+def test_a_pipe_has_no_edge(attnix: Attnix, dumped: Path, tmp_path: Path, line: str) -> None:
+    """Names far longer than any terminal is wide come through whole, on one line."""
+    long = "x" * 500
+    text = dumped.read_text()
+    for name in ("holder", "kept", f'uid:{os.geteuid()}"', '"lru"', '"none"', "hbm0"):
+        text = text.replace(name, long + name)
+    path = tmp_path / "long.json"
+    path.write_text(text)
+    said = attnix(*line.split(), "--from", str(path)).out
+    assert "…" not in said
+    assert line == "sysctl" or long in said
 
 
 # -- shapes and statuses --------------------------------------------------------------------------------------------
