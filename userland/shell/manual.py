@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ def render(head: str) -> str:
 
 
 def _section(name: str, command: Any) -> Iterator[str]:
-    inner: Mapping[str, Any] = getattr(command, "commands", None) or {}
+    inner: Any = getattr(command, "commands", None) or {}
     for sub, found in sorted(inner.items()):
         yield from _one(f"{name} {sub}", found)
     if not inner:
