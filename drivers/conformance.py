@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES
+from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES
 from attnix.kernel.errors import E
 
 from .conformance_process import Finding, Nonconformance, Report, require, run_checks
@@ -256,6 +256,26 @@ def forward_lists_the_most_likely_tokens(rig: Rig) -> None:
     require(ids[0] == greedy.tokens[0], "the most likely token is not the greedy one")
     require(_close(rig, logprobs[0], greedy.logprobs[0]), "two log-probabilities for one token")
     require(len(greedy.tops[0][0]) == 4 and greedy.tops[0][0][0] == ids[0], "alternatives beside a sample differ")
+
+
+@_check
+def a_mask_chooses_among_the_tokens_and_changes_no_log_probability(rig: Rig) -> None:
+    """With ALLOWED the top k are the best of the allowed tokens, in the same order and with the same log-probabilities."""
+    prompt = _prompt(rig, 9, 6)
+    rig.map_row(0, [33, 34], 6)
+    vocab = rig.probe.vocab_tokens
+    every = rig.run([PassSeq(0, 0, prompt, flags=FORWARD, logprobs=min(vocab, 128))]).tops[0]
+    among = [token for token in range(vocab) if token % 3 == 1]
+    bits = sum(1 << token for token in among).to_bytes(-(-vocab // 8), "little")
+    masked = PassSeq(0, 0, prompt, flags=FORWARD | ALLOWED, logprobs=8, allowed=bits)
+    ids, logprobs = rig.run([masked]).tops[0]
+    wanted = [pair for pair in zip(*every, strict=True) if pair[0] % 3 == 1][:8]
+    require(len(ids) == min(8, len(among)) and all(token in among for token in ids), f"tokens not allowed: {ids}")
+    for token, found, (best, logprob) in zip(ids, logprobs, wanted, strict=False):
+        require(token == best and _close(rig, found, logprob), f"{token} ({found}) where {best} ({logprob}) is best")
+    one = (1 << among[0]).to_bytes(-(-vocab // 8), "little")
+    single = PassSeq(0, 0, prompt, flags=FORWARD | ALLOWED, logprobs=8, allowed=one)
+    require(rig.run([single]).tops[0][0] == [among[0]], "one token is allowed, and something else came")
 
 
 @_check

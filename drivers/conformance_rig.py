@@ -48,6 +48,7 @@ class PassSeq:
     score_from: int = 0
     prompt_tokens: int = 0
     history: Sequence[int] = ()
+    allowed: bytes = b""
 
 
 @dataclass
@@ -151,7 +152,9 @@ class Rig(DriverProcess):
             tokens += seq.tokens
         histories = tuple(array("i", seq.history).tobytes() for seq in seqs if seq.history)
         packed_copies = b"".join(_PAIR.pack(*pair) for pair in copies)
-        return Exec(0, self._seq, b"".join(records), array("i", tokens).tobytes(), packed_copies, histories)
+        masks = tuple(seq.allowed for seq in seqs if seq.allowed)
+        packed = array("i", tokens).tobytes()
+        return Exec(0, self._seq, b"".join(records), packed, packed_copies, histories, b"", masks)
 
     def run(self, seqs: Sequence[PassSeq], copies: Sequence[tuple[int, int]] = ()) -> Answer:
         """Run a pass that must succeed, and hold it to everything that is true of every pass.

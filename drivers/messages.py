@@ -78,19 +78,22 @@ def decode_identity(message: list[Any]) -> bytes:
 
 
 def exec_message(effect: Exec) -> list[Any]:
-    return ["exec", effect.seq, effect.seqs, effect.tokens, effect.copies, list(effect.histories), effect.gates]
+    message = ["exec", effect.seq, effect.seqs, effect.tokens, effect.copies, list(effect.histories), effect.gates]
+    return [*message, list(effect.allowed)] if effect.allowed else message
 
 
 def decode_exec(message: list[Any]) -> Exec:
-    """A received `exec`; the device number is the daemon's business and 0 here.  Gates may be left out."""
-    _expect(len(message) in (6, 7) and _is_int(message[1]), "exec", message)
+    """A received `exec`; the device number is the daemon's business and 0 here.  Gates and masks may be left out."""
+    _expect(len(message) in (6, 7, 8) and _is_int(message[1]), "exec", message)
     _, seq, seqs, tokens, copies, histories, *rest = message
     gates = rest[0] if rest else b""
     _expect(all(isinstance(part, bytes) for part in (seqs, tokens, copies, gates)), "exec", message)
     _expect(_is_list_of_bytes(histories), "exec histories", histories)
     _expect(len(gates) % 16 == 0, "exec gates", gates)
     _expect(all(0 <= gate < GATES for gate in memoryview(gates).cast("q")[::2].tolist()), "exec gates", gates)
-    return Exec(0, seq, seqs, tokens, copies, tuple(histories), gates)
+    allowed = rest[1] if len(rest) > 1 else []
+    _expect(_is_list_of_bytes(allowed), "exec masks", allowed)
+    return Exec(0, seq, seqs, tokens, copies, tuple(histories), gates, tuple(allowed))
 
 
 def done_message(done: ExecDone, stats: ExecStats) -> list[Any]:

@@ -8,7 +8,8 @@ One message may be cut into several packets: every packet starts with one byte, 
     ["probe", id]                                           ["found", rows]       any number, before the first answer
                                                             ["probe", id, {...Probe fields...}]
     ["identity", digest]                                    nothing               before the first transfer
-    ["exec", seq, seqs, tokens, copies, histories, gates]   ["done", seq, tokens, logprobs, tops, scores, stats]
+    ["exec", seq, seqs, tokens, copies, histories, gates, allowed]
+                                                            ["done", seq, tokens, logprobs, tops, scores, stats]
                                                             ["failed", seq, errno, reason]
     ["read" | "write", seq, arena, pairs, tags, gate, ticket]
                                                             ["moved", seq, [[item, errno], ...], moved_bytes, elapsed_ns]
@@ -59,7 +60,7 @@ class Probe(NamedTuple):
     kind: str  # accel | sim | nvme | remote | ...
     pid: int
     fingerprint: str  # hex digest of the weights' content: part of every block key
-    capabilities: tuple[str, ...]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena
+    capabilities: tuple[str, ...]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena; "layered": loads go on beside passes
     capacity_frames: int
     frame_bytes: int
     alignment_bytes: int
@@ -72,6 +73,9 @@ class Probe(NamedTuple):
     write_bytes_s: int = 0
     latency_ns: int = 0  # of a transfer of one frame, beyond its bytes
     prefill: tuple[TimedPrefill, ...] = ()  # timed at the start of the first life; each an array of three on the wire
+    arena: str = (
+        "kept"  # an accel: whether its frames outlive it (in the daemon's memfd), or are "lost" (in a device's memory)
+    )
 
 
 class ExecStats(NamedTuple):

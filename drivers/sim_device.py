@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from attnix.kernel.batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, Seq, unpack_seqs
+from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, Seq, unpack_seqs
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
@@ -48,6 +48,7 @@ class _Work(NamedTuple):
     prefix: list[tuple[int, int]]  # (first byte, bytes) of the entries before `start`, in logical order
     places: list[int]  # byte offset of each new token's entry
     homes: list[int]  # home position of each new token
+    allowed: bytes  # tokens that may be among its alternatives; empty: all
 
 
 class SimDevice:
@@ -200,11 +201,11 @@ class SimDevice:
         tokens = array("i", effect.tokens)
         if len(tokens) and (min(tokens) < 0 or max(tokens) >= self.vocab):
             raise _Refused(E.EINVAL, f"a token id is outside the vocabulary of {self.vocab}")
-        histories = iter(effect.histories)
+        histories, masks = iter(effect.histories), iter(effect.allowed)
         works: list[_Work] = []
         written: dict[int, int] = {}  # frame -> slot that writes it
         for seq in unpack_seqs(effect.seqs):
-            work = self._decode_seq(seq, tokens, histories)
+            work = self._decode_seq(seq, tokens, histories, masks)
             for position, place in enumerate(work.places, seq.start):
                 if position >= seq.write_from:
                     index = place // self.frame_bytes
@@ -213,13 +214,15 @@ class SimDevice:
             works.append(work)
         if next(histories, None) is not None:
             raise _Refused(E.EINVAL, "more histories than sequences with the HISTORY flag")
+        if next(masks, None) is not None:
+            raise _Refused(E.EINVAL, "more masks than sequences with the ALLOWED flag")
         return copies, works
 
     def _check_frame(self, index: int) -> None:
         if not 0 <= index < self.capacity_frames:
             raise _Refused(E.EINVAL, f"frame {index} of {self.capacity_frames}")
 
-    def _decode_seq(self, seq: Seq, tokens: Sequence[int], histories: Iterator[bytes]) -> _Work:
+    def _decode_seq(self, seq: Seq, tokens: Sequence[int], histories: Iterator[bytes], masks: Iterator[bytes]) -> _Work:
         layout = self._layout
         if not 0 <= seq.slot < layout.slots or not 1 <= seq.entries <= layout.entries:
             raise _Refused(E.EINVAL, f"slot {seq.slot} with {seq.entries} entries is outside the rows")
@@ -260,7 +263,10 @@ class SimDevice:
             history = array("i", next(histories, b""))
             if len(history) != end or history[seq.start :] != new:
                 raise _Refused(E.EINVAL, f"slot {seq.slot}: the history is not the {end} tokens of the context")
-        return _Work(seq, new, history, prefix, places, homes)
+        allowed = next(masks, b"") if seq.flags & ALLOWED else b""
+        if seq.flags & ALLOWED and len(allowed) != -(-self.vocab // 8):
+            raise _Refused(E.EINVAL, f"slot {seq.slot}: a mask of {len(allowed)} bytes for {self.vocab} tokens")
+        return _Work(seq, new, history, prefix, places, homes, allowed)
 
     # -- invoke: cannot fail --------------------------------------------------------------------------------------
 
@@ -297,7 +303,7 @@ class SimDevice:
                     sampled.append(token)
                     logprobs.append(says.logprob(token))
                 if seq.has_top:
-                    top_tokens, top_logprobs = says.top(seq.logprobs)
+                    top_tokens, top_logprobs = says.top(seq.logprobs, work.allowed)
                     tops.append((array("i", top_tokens).tobytes(), array("f", top_logprobs).tobytes()))
             if seq.flags & SCORE:
                 scores.append(score.tobytes())

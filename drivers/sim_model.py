@@ -79,14 +79,18 @@ class Distribution(NamedTuple):
         logit = self.logits[self.tokens.index(token)] if token in self.tokens else FLOOR_LOGIT
         return logit - self.log_total
 
-    def top(self, k: int) -> tuple[list[int], list[float]]:
-        """The k most likely tokens and their log-probabilities; fewer when the vocabulary is smaller than k."""
-        tokens = self.tokens[:k]
+    def top(self, k: int, allowed: bytes = b"") -> tuple[list[int], list[float]]:
+        """The k most likely tokens and their log-probabilities; fewer when there are fewer.  allowed: as in kernel/events.py."""
+
+        def may(token: int) -> bool:
+            return not allowed or bool(allowed[token >> 3] >> (token & 7) & 1)
+
+        tokens = [token for token in self.tokens if may(token)][:k]
         chosen = set(tokens)
         for token in range(self.vocab):
             if len(tokens) >= k:
                 break
-            if token not in chosen:
+            if token not in chosen and may(token):
                 tokens.append(token)
         return tokens, [self.logprob(token) for token in tokens]
 

@@ -21,7 +21,7 @@ SEQ_FIELDS: Final[list[tuple[str, str]]] = [
     ("write_from", "<i4"),  # KV is written for positions >= write_from only
     ("entries", "<i4"),  # page-table entries that cover start + ntokens tokens
     ("token_offset", "<i4"),  # where this sequence's tokens begin in `tokens`
-    ("flags", "<u4"),  # SAMPLE | FORWARD | SCORE
+    ("flags", "<u4"),  # SAMPLE | FORWARD | SCORE | HISTORY | ALLOWED
     ("temperature", "<f4"),  # 0 = greedy
     ("top_p", "<f4"),  # 1 = off
     ("min_p", "<f4"),  # 0 = off
@@ -45,6 +45,7 @@ assert SEQ.size == SEQ_BYTES
 SAMPLE: Final = 1  # draw the next token from the last position's logits
 FORWARD: Final = 2  # return the top-k log-probabilities of the last position, draw nothing
 SCORE: Final = 4  # return log P(token p | before) for p in max(score_from, start + 1) .. start + ntokens - 1
+ALLOWED: Final = 16  # with FORWARD: the top k are among the tokens that this sequence's entry of `allowed` names
 HISTORY: Final = 8  # penalties are on: `histories` carries, in batch order, this context's start + ntokens tokens
 
 

@@ -13,6 +13,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .calls_health import FramesArgs as FramesArgs
+from .calls_health import FramesResult as FramesResult
+from .calls_health import HeadRow as HeadRow
+from .calls_health import HealthArgs as HealthArgs
+from .calls_health import HealthResult as HealthResult
+from .calls_health import HoldingRow as HoldingRow
+from .calls_health import LinkRow as LinkRow
+from .calls_health import SampleRow as SampleRow
+from .calls_health import ToolRow as ToolRow
 from .params import OOM_ADJ_AS_IS
 
 
@@ -404,6 +413,7 @@ class GenerateResult(NamedTuple):
     injected: tuple[
         tuple[int, int], ...
     ] = ()  # (index among `tokens` before which they stand, how many): in the context, but not among `tokens`
+    stop: str = ""  # the stop string that ended it; "": something else did
 
 
 class TokensNote(NamedTuple):
@@ -417,8 +427,11 @@ class TokensNote(NamedTuple):
 
 
 class ForwardArgs(NamedTuple):
+    """allowed: a bit per token id of the vocabulary, lowest bit first: only these are among the answer.  Empty: all."""
+
     ctx: int
     top_k: int = 20
+    allowed: bytes = b""
 
 
 class ForwardResult(NamedTuple):

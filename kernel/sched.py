@@ -19,7 +19,7 @@ from bisect import insort
 from typing import TYPE_CHECKING
 
 from .backlog import Backlog
-from .batch import FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, unpack_seqs
+from .batch import ALLOWED, FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, unpack_seqs
 from .calls import GenerateArgs
 from .context import Context, Job, JobKind
 from .errors import Panic
@@ -63,9 +63,11 @@ class Scheduler:
         self.queue: list[Context] = []  # jobs with something to compute before they decode, oldest first
         self.decoding: dict[int, Context] = {}  # by slot
         self.idle = Resting(machine)  # without a job and perhaps with frames
+        self._masked = False  # a chunk of it carries ALLOWED
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
+        self.widest = 0  # most contexts that were admitted at once since somebody looked (history.py)
         self.policy = registry.make(machine.sysctl.order)
         self.turns = Turns(machine, device)
         self._line: list[Context] = []  # the queue in the order of service, when the round began
@@ -173,6 +175,7 @@ class Scheduler:
         self._waits = False
         while True:
             self._gates = []
+            self._masked = False
             chunks = self._chunks()
             limit = 1 if device.isolate else self._m.sysctl.max_running
             plan = self._core.plan(device.index, limit, b"".join(chunks))
@@ -187,7 +190,8 @@ class Scheduler:
         device.samples = plan.samples
         histories = self._histories(plan.seqs) if plan.histories else ()
         gates = b"".join(GATE.pack(move.gate, move.ticket) for move in self._gates)
-        device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories, gates)
+        allowed = self._allowed(plan.seqs) if self._masked else ()
+        device.flight = Exec(device.index, device.seq, plan.seqs, plan.tokens, plan.copies, histories, gates, allowed)
         self._went(chunks)
         self._m.count("passes")
         self._m.emit(device.flight)
@@ -211,6 +215,16 @@ class Scheduler:
             self._core.read_log(q.slot, 0, q.start + q.ntokens) for q in unpack_seqs(seqs) if q.flags & HISTORY
         )
 
+    def _allowed(self, seqs: bytes) -> tuple[bytes, ...]:
+        return tuple(self._job(self._m.by_slot[q.slot]).allowed for q in unpack_seqs(seqs) if q.flags & ALLOWED)
+
+    def _final_flags(self, job: Job) -> int:
+        """What is wanted of the last position of its prompt."""
+        if not job.allowed:
+            return _FINAL_FLAG[job.kind]
+        self._masked = True
+        return _FINAL_FLAG[job.kind] | ALLOWED
+
     # -- who is next ----------------------------------------------------------------------------------------------
 
     def _in_order(self) -> list[Context]:
@@ -225,7 +239,7 @@ class Scheduler:
             (mine if len(mine) < LOOK else rest).append(context)
         for name, mine in looked.items():
             if not self.policy.plain and len(mine) > 1:
-                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks)
+                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks, self.policy.attains)
                 looked[name] = [mine[i] for i in arranged(self.policy, found)]
         if len(looked) == 1:
             (line,) = looked.values()
@@ -265,7 +279,7 @@ class Scheduler:
         job.since_ns = m.now_ns
         job.due_ns = m.now_ns + args.ttft_ms * 1_000_000 if args.ttft_ms else 0
         others = [c for c in self.queue if c is not context][:LOOK]
-        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True)
+        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True, self.policy.attains)
         return self.policy.late_ns(mine, self._forecast(mine, theirs))
 
     def _forecast(self, mine: Waiting, theirs: list[Waiting]) -> Forecast:
@@ -308,7 +322,7 @@ class Scheduler:
                 active = self.active()
             if context.wait is not None:
                 if first is None and not self.guard.full(active) and self.pager.admit(context, active):
-                    active += 1
+                    active = self._one_more(active)
                 elif first is None and self.pager.full:
                     self._m.lifetimes.no_room(context)
                 continue
@@ -322,11 +336,11 @@ class Scheduler:
                 if self._passes(first, context) and self.pager.admit(context, active, spare):
                     self._passers.append(context)
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
-                    active += 1
+                    active = self._one_more(active)
             elif self.pager.admit(context, active):
                 if not self.policy.plain:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
-                active += 1
+                active = self._one_more(active)
             elif context.job is None:
                 return  # it never will fit: its job has ended
             elif self.pager.over:
@@ -341,6 +355,10 @@ class Scheduler:
                 spare = self._spare(first)
                 if self._core.free_frames(self.device) + self._core.reclaimable_frames(self.device) <= spare:
                     return
+
+    def _one_more(self, active: int) -> int:
+        self.widest = max(self.widest, active + 1)
+        return active + 1
 
     def _passes(self, first: Context, context: Context) -> bool:
         """May `context` have frames before `first`, which does not fit?  Only if `first` still fits beside it and all that
@@ -517,12 +535,12 @@ class Scheduler:
                 self.backlog.begun()
                 self._m.finish(context, "done")
                 return None
-            return (context.slot, total - 1, 1, _FINAL_FLAG[job.kind], -1, 0)
+            return (context.slot, total - 1, 1, self._final_flags(job), -1, 0)
         count = min(ready, budget)
         if count <= 0:
             return None
         left = total - computed - count
-        return (context.slot, computed, count, 0 if left else _FINAL_FLAG[job.kind], -1, left)
+        return (context.slot, computed, count, 0 if left else self._final_flags(job), -1, left)
 
     def _score_chunk(self, context: Context, job: Job, budget: int) -> tuple[int, int, int, int, int, int] | None:
         """Positions below job.start - 1 as usual; from there on every pass begins with the last token of the one before."""

@@ -334,6 +334,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
         job.follows(context.job)
     connection.requests[call.request] = context
     m.lifetimes.used_again(context)
+    m.heads.asked(context)
     m.start(context, job)
 
 
@@ -456,6 +457,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     computable(m, context)
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
+    _check_allowed(m, args.allowed)
     if behind(context, call):
         return
     length = m.core.slot_row(context.slot).tokens
@@ -464,7 +466,20 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     check_room(m, context, length)
     template = _template(context, c.GenerateArgs(args.ctx, logprobs=args.top_k), length)
     m.core.set_generation(context.slot, template, b"", 0, 0, connection.conn, call.request)
-    _begin(m, connection, call, context, Job(JobKind.FORWARD, m.next_order(), connection.conn, call.request))
+    job = Job(JobKind.FORWARD, m.next_order(), connection.conn, call.request)
+    job.allowed = args.allowed
+    _begin(m, connection, call, context, job)
+
+
+def _check_allowed(m: Machine, allowed: bytes) -> None:
+    vocab = m.config.vocab_tokens
+    if allowed and len(allowed) != -(-vocab // 8):
+        raise Errno(
+            E.EINVAL, f"allowed has a bit for each of {vocab} tokens: {-(-vocab // 8)} bytes, not {len(allowed)}",
+            field="allowed",
+        )  # fmt: skip
+    if allowed and not int.from_bytes(allowed, "little") & ((1 << vocab) - 1):
+        raise Errno(E.EINVAL, "allowed names no token of the vocabulary", field="allowed")
 
 
 def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) -> None:

@@ -176,8 +176,9 @@ CALLS: Final[tuple[Call, ...]] = (
         under `sched.policy` `deadline` a generation that would miss a target is EAGAIN with `retry_after_ms`.
         """),
     _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
-        The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  Beam search,
-        constrained decoding and speculation are programs over this.
+        The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  With `allowed` they
+        are the most likely among the tokens that it names, and their log-probabilities are what they are without it.
+        Beam search, constrained decoding and speculation are programs over this.
         """),
     _call(42, "score", _COMPUTE, c.ScoreArgs, c.ScoreResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
         The log-probability of each of `tokens` as the continuation of the context, which stays as it is.
@@ -284,6 +285,16 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(92, "wake", _SYSTEM, c.Empty, c.Empty, "EACCES EBUSY ENOMEM ENODEV EIO EHOSTDOWN ETIMEDOUT ENOSYS", """
         End a `sleep`: take hbm again and go on.
         """, since=2),
+    _call(93, "health", _SYSTEM, c.HealthArgs, c.HealthResult, "", """
+        What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent prompts began
+        (to their own uid only), how fast links were at first, how right etas were, and who holds the frames.  While several
+        uids are served, only the daemon's own user is told more than its own prompts.
+        """, since=4),
+    _call(94, "frames", _SYSTEM, c.FramesArgs, c.FramesResult, "ENODEV", """
+        The frames of a device, so many from `start` on: state, the oldest context that has the content, how many share it, how long
+        ago somebody wanted it, and the block's number.  Of other uids' frames only their own user and the daemon's are told more
+        than that they are taken.
+        """, since=4),
 )  # fmt: skip
 
 BY_NUMBER: Final = {call.number: call for call in CALLS}

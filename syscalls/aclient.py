@@ -209,6 +209,7 @@ class AsyncClient(AsyncPlainCalls):
         self._handles = Handles()
         self._wire: _Wire | None = None
         self._lost: ConnectionLost | None = None
+        self._ended = asyncio.Event()
         self._backlog: list[_Asked] = []  # asked for while there is no connection
         self._recovery: asyncio.Task[None] | None = None
 
@@ -246,6 +247,15 @@ class AsyncClient(AsyncPlainCalls):
         if self._wire is not None and self._wire.lost is None:
             self._wire.fail(error)
         self._give_up(error, [])
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be used: started, and neither closed nor lost for good."""
+        return self.server is not None and self._lost is None
+
+    async def ended(self) -> None:
+        """Wait until it is closed, or lost for good."""
+        await self._ended.wait()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -297,6 +307,7 @@ class AsyncClient(AsyncPlainCalls):
 
     def _give_up(self, error: ConnectionLost, asked: list[_Asked]) -> None:
         self._lost = self._lost or error
+        self._ended.set()
         waiting, self._backlog = self._backlog, []
         _fail_all([*asked, *waiting], error)
 
@@ -470,9 +481,12 @@ class AsyncContext:
         stream._asked.got += args.tokens
         return stream
 
-    async def forward(self, top_k: int = 20) -> list[tuple[int, float]]:
-        """The likeliest next tokens with their log-probabilities, likeliest first."""
-        return as_pairs(await self.client.forward(self.handle, top_k))
+    async def forward(self, top_k: int = 20, allowed: bytes = b"") -> list[tuple[int, float]]:
+        """The likeliest next tokens with their log-probabilities, likeliest first.
+
+        allowed  a bit per token id, lowest bit first: only these; empty: all
+        """
+        return as_pairs(await self.client.forward(self.handle, top_k, allowed))
 
     async def score(self, tokens: Tokens) -> list[float]:
         """The log-probability of each of `tokens` as the continuation."""

@@ -492,9 +492,12 @@ class Context:
         stream: Stream = self.client._send(Stream, "generate", args, c.GenerateResult)
         return stream
 
-    def forward(self, top_k: int = 20) -> list[tuple[int, float]]:
-        """The likeliest next tokens with their log-probabilities, likeliest first."""
-        return as_pairs(self.client.forward(self.handle, top_k))
+    def forward(self, top_k: int = 20, allowed: bytes = b"") -> list[tuple[int, float]]:
+        """The likeliest next tokens with their log-probabilities, likeliest first.
+
+        allowed  a bit per token id, lowest bit first: only these; empty: all
+        """
+        return as_pairs(self.client.forward(self.handle, top_k, allowed))
 
     def score(self, tokens: Tokens) -> list[float]:
         """The log-probability of each of `tokens` as the continuation."""

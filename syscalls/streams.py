@@ -131,6 +131,7 @@ class Stream:
             tokens_total=result.tokens_total - (count - kept),
             logprobs=tuple(self._logprobs[:kept]),
             injected=cut(result.injected, kept),
+            stop=(self._text.stop or "") if self._text is not None else "",
         )
 
     def _take_text(self) -> str:

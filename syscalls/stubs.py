@@ -28,6 +28,8 @@ from attnix.kernel.calls import (
     ForkResult,
     ForwardArgs,
     ForwardResult,
+    FramesArgs,
+    FramesResult,
     FsckResult,
     GenerateArgs,
     GenerateResult,
@@ -35,6 +37,8 @@ from attnix.kernel.calls import (
     GroupRow,
     GroupsArgs,
     GroupsResult,
+    HealthArgs,
+    HealthResult,
     HelloArgs,
     HelloResult,
     InjectArgs,
@@ -270,11 +274,12 @@ class SyncPlainCalls(ABC):
         )
         return self._invoke("generate", args, GenerateResult)
 
-    def forward(self, ctx: int, top_k: int = 20) -> ForwardResult:
-        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam search,
-        constrained decoding and speculation are programs over this.
+    def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"") -> ForwardResult:
+        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. With `allowed`
+        they are the most likely among the tokens that it names, and their log-probabilities are what they are
+        without it. Beam search, constrained decoding and speculation are programs over this.
         """
-        return self._invoke("forward", ForwardArgs(ctx, top_k), ForwardResult)
+        return self._invoke("forward", ForwardArgs(ctx, top_k, allowed), ForwardResult)
 
     def score(self, ctx: int, tokens: bytes) -> ScoreResult:
         """The log-probability of each of `tokens` as the continuation of the context, which stays as it is."""
@@ -441,6 +446,20 @@ class SyncPlainCalls(ABC):
     def wake(self) -> None:
         """End a `sleep`: take hbm again and go on."""
         self._invoke("wake", Empty(), Empty)
+
+    def health(self, heads: int = 64) -> HealthResult:
+        """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
+        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
+        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        """
+        return self._invoke("health", HealthArgs(heads), HealthResult)
+
+    def frames(self, device: str, start: int = 0, most: int = 16384) -> FramesResult:
+        """The frames of a device, so many from `start` on: state, the oldest context that has the content, how many
+        share it, how long ago somebody wanted it, and the block's number. Of other uids' frames only their own user
+        and the daemon's are told more than that they are taken.
+        """
+        return self._invoke("frames", FramesArgs(device, start, most), FramesResult)
 
 
 class SyncCalls(SyncPlainCalls):
@@ -661,11 +680,12 @@ class AsyncPlainCalls(ABC):
         )
         return await self._invoke("generate", args, GenerateResult)
 
-    async def forward(self, ctx: int, top_k: int = 20) -> ForwardResult:
-        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. Beam search,
-        constrained decoding and speculation are programs over this.
+    async def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"") -> ForwardResult:
+        """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. With `allowed`
+        they are the most likely among the tokens that it names, and their log-probabilities are what they are
+        without it. Beam search, constrained decoding and speculation are programs over this.
         """
-        return await self._invoke("forward", ForwardArgs(ctx, top_k), ForwardResult)
+        return await self._invoke("forward", ForwardArgs(ctx, top_k, allowed), ForwardResult)
 
     async def score(self, ctx: int, tokens: bytes) -> ScoreResult:
         """The log-probability of each of `tokens` as the continuation of the context, which stays as it is."""
@@ -832,6 +852,20 @@ class AsyncPlainCalls(ABC):
     async def wake(self) -> None:
         """End a `sleep`: take hbm again and go on."""
         await self._invoke("wake", Empty(), Empty)
+
+    async def health(self, heads: int = 64) -> HealthResult:
+        """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
+        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
+        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        """
+        return await self._invoke("health", HealthArgs(heads), HealthResult)
+
+    async def frames(self, device: str, start: int = 0, most: int = 16384) -> FramesResult:
+        """The frames of a device, so many from `start` on: state, the oldest context that has the content, how many
+        share it, how long ago somebody wanted it, and the block's number. Of other uids' frames only their own user
+        and the daemon's are told more than that they are taken.
+        """
+        return await self._invoke("frames", FramesArgs(device, start, most), FramesResult)
 
 
 class AsyncCalls(AsyncPlainCalls):

@@ -27,9 +27,11 @@ from .commands.pull import pull
 from .commands.replay import SETTINGS as REPLAY_SETTINGS
 from .commands.replay import replay
 from .commands.run import run as run_
+from .commands.serve import serve
 from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
+from .doctor.command import doctor
 from .output import AttnixError, CommandError, say_error
 from .shell.cat import cat
 from .shell.df import df
@@ -83,11 +85,11 @@ app = typer.Typer(
 )
 
 _PROGRAMS: tuple[Callable[..., None], ...] = (
-    demo, pull, boot, run_, chat, agent, batch, shutdown
+    demo, pull, boot, run_, chat, agent, batch, serve, shutdown
 )  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
-    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, strace, sysctl, dmesg, fsck, uname, dump, kill
+    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, doctor, strace, sysctl, dmesg, fsck, uname, dump, kill
 )  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)

@@ -137,21 +137,27 @@ def _chosen(logits: F32, tokens: npt.NDArray[np.integer[Any]], sums: F64) -> F32
     return logprobs
 
 
-def top_logprobs(logits: F32, k: int) -> Top:
-    """The k most likely tokens of one row (all of them when the vocabulary is smaller).
+def top_logprobs(logits: F32, k: int, allowed: npt.NDArray[np.bool_] | None = None) -> Top:
+    """The k most likely tokens of one row (all of them when there are fewer), among those allowed.
 
-    logits  [V]  f32
+    logits   [V]  f32
+    allowed  [V]  bool, or None: all.  It chooses; the log-probabilities stay the model's own
     Error: BadLogits.
     """
-    vocab = len(logits)
-    k = min(k, vocab)
     normalizer = normalizers(logits[None])[0][0]
+    ids = np.arange(len(logits)) if allowed is None else np.flatnonzero(allowed)
+    k = min(k, len(ids))
     if k <= 0:
         return Top(np.empty(0, np.int32), np.empty(0, np.float32))
-    candidates = np.flatnonzero(logits >= _kth_largest(logits, k))
-    order = np.lexsort((candidates, -logits[candidates]))[:k]
-    best = candidates[order]
+    best = ids[_likeliest(logits if allowed is None else logits[ids], k)]
     return Top(best.astype(np.int32), (logits[best].astype(np.float64) - normalizer).astype(np.float32))
+
+
+def _likeliest(row: F32, k: int) -> I64:
+    """Where the k largest values are, the largest first and the lower index first among equals; 1 <= k <= len(row)."""
+    candidates = np.flatnonzero(row >= _kth_largest(row, k))
+    best: I64 = candidates[np.lexsort((candidates, -row[candidates]))[:k]]
+    return best
 
 
 # -- sampling -----------------------------------------------------------------------------------------------------

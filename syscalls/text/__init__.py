@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .conversation import Piece, piece_tokens, pieces
 from .detokenize import Detokenizer, StopScanner, TextStream, TokenTable
 from .gguf_tokenizer import UnsupportedTokenizer
 from .loading import load_text
@@ -12,6 +13,7 @@ __all__ = [
     "TAIL_TOKENS",
     "ChatMessage",
     "Detokenizer",
+    "Piece",
     "StopScanner",
     "TemplateError",
     "TextModel",
@@ -19,4 +21,6 @@ __all__ = [
     "TokenTable",
     "UnsupportedTokenizer",
     "load_text",
+    "piece_tokens",
+    "pieces",
 ]

@@ -73,15 +73,32 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
+        self._source = source
         self._variables = dict(variables)
+
+    @property
+    def source(self) -> str:
+        """Jinja text."""
+        return self._source
+
+    def render_with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
+        """The whole conversation, ready to be answered, of messages and tools as the template takes them.
+
+        Error: TemplateError.
+        """
+        return self._render(list(messages), True, list(tools) or None)
 
     def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool) -> str:
         """The whole conversation as text, ready to be answered when asked for.  Error: TemplateError."""
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        return self._render(plain, add_generation_prompt, None)
+
+    def _render(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:
         try:
             return self._template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=messages,
                 add_generation_prompt=add_generation_prompt,
-                tools=None,
+                tools=tools,
                 documents=None,
                 **self._variables,
             )

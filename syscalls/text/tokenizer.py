@@ -57,7 +57,7 @@ class TextModel:
         self._template = template
         names = (self._names[token].decode() for token in self.special_ids)
         markup = sorted(filter(None, names), key=len, reverse=True)  # the longest first: one may begin another
-        self._markup = re.compile("|".join(map(re.escape, markup)) or r"(?!)")
+        self.markup = re.compile("|".join(map(re.escape, markup)) or r"(?!)")
 
     @property
     def vocab_tokens(self) -> int:
@@ -112,6 +112,11 @@ class TextModel:
     def has_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Error: TemplateError when the model has none."""
+        return self._chat()
+
     def _chat(self) -> ChatTemplate:
         if self._template is None:
             raise TemplateError("this model has no chat template: append text or token ids instead of messages")
@@ -145,15 +150,15 @@ class TextModel:
             return []
         shielded, hidden = self._shield(messages)
         if context_tokens == 0:
-            return self._encode_rendered(chat.render(shielded, awaits_reply(messages)), hidden, continues=False)
+            return self.encode_rendered(chat.render(shielded, awaits_reply(messages)), hidden, continues=False)
         tail = list(tail)
         gives_reply = messages[0].role == "assistant"
         if gives_reply and self._reply_prompt and tail[-len(self._reply_prompt) :] == self._reply_prompt:
-            return self._encode_rendered(chat.after_prompt([_QUESTION], shielded), hidden)
+            return self.encode_rendered(chat.after_prompt([_QUESTION], shielded), hidden)
         present = self._closing_present(tail)
         if gives_reply and present == len(self._closing):
-            return self._encode_rendered(chat.after_turns([_QUESTION], shielded), hidden)
-        ids = self._encode_rendered(chat.after_reply([_QUESTION, _ANSWER], shielded), hidden)
+            return self.encode_rendered(chat.after_turns([_QUESTION], shielded), hidden)
+        ids = self.encode_rendered(chat.after_reply([_QUESTION, _ANSWER], shielded), hidden)
         return ids[present:] if ids[:present] == self._closing[:present] else ids
 
     @cached_property
@@ -183,7 +188,7 @@ class TextModel:
         Returns the messages and what each replacement stands for.
         """
         contents = "".join(message.content for message in messages)
-        if not self._markup.search(contents):
+        if not self.markup.search(contents):
             return list(messages), {}
         mark = next(mark for mark in map(_shield_mark, count()) if mark not in contents)
         hidden: dict[str, str] = {}
@@ -193,15 +198,15 @@ class TextModel:
             hidden[shield] = match.group()
             return shield
 
-        return [ChatMessage(role, self._markup.sub(hide, content)) for role, content in messages], hidden
+        return [ChatMessage(role, self.markup.sub(hide, content)) for role, content in messages], hidden
 
-    def _encode_rendered(self, text: str, hidden: Mapping[str, str], continues: bool = True) -> list[int]:
+    def encode_rendered(self, text: str, hidden: Mapping[str, str], continues: bool = True) -> list[int]:
         """Encode with the template's markup as tokens and the contents' markup, put back, as text."""
         if not hidden:
             return self.encode(text, allow_special=True, continues=continues)
         ids: list[int] = []
         at = 0
-        for match in [*self._markup.finditer(text), None]:
+        for match in [*self.markup.finditer(text), None]:
             plain = text[at : match.start() if match else len(text)]
             for shield, original in hidden.items():
                 plain = plain.replace(shield, original)

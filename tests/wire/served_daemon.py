@@ -6,6 +6,9 @@ Run by conftest.py as a script; options come as one JSON object.  It says `ready
     frames, block_tokens, window_tokens, vocab_tokens, max_contexts
     pieces          text of each token id; null: no tokenizer.  The default is one byte each
     script          tokens that every generation emits
+    scripts         one script per generation of a context, in turn; the last one stays
+    tokenizer       path of a real tokenizer, instead of `pieces`; messages stay the client's business
+    stop_tokens     ids that end a generation
     pass_ms         what a forward takes
     text_ms         what a text job takes
     state           state directory, for a journal and snapshots; without it there are none
@@ -26,6 +29,7 @@ import uvloop
 
 from attnix.drivers.sim_device import SimDevice
 from attnix.durable import open_durable
+from attnix.kernel.batch import SAMPLE
 from attnix.kernel.calls import FsckResult, Message
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.errors import E, Panic
@@ -37,6 +41,7 @@ from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Credentials, Listener, peer_credentials
 from attnix.syscalls.ports import Failure, TextDone
 from attnix.syscalls.records import pack_ids
+from attnix.syscalls.text import load_text
 from attnix.syscalls.text.detokenize import TokenTable
 
 
@@ -97,6 +102,26 @@ class SimPort:
         pass
 
 
+class ScriptedDevice(SimDevice):
+    """Each generation of a context has a script of its own."""
+
+    def __init__(self, *arguments: Any, scripts: list[list[int]]) -> None:
+        super().__init__(*arguments)
+        self._scripts = scripts
+        self._turns: dict[int, list[int]] = {}  # context -> lengths of the prompts of its generations
+
+    def _next(self, trail: Any, work: Any) -> Any:
+        if work.seq.flags & SAMPLE:
+            turns = self._turns.setdefault(work.seq.context, [])
+            if work.seq.prompt_tokens not in turns:
+                turns.append(work.seq.prompt_tokens)
+            turn = min(turns.index(work.seq.prompt_tokens), len(self._scripts) - 1)
+            self.script = tuple(self._scripts[turn])
+        else:
+            self.script = ()
+        return super()._next(trail, work)
+
+
 class WrongKernel:
     """The kernel, but `fsck` shows one fault that the daemon must contain."""
 
@@ -127,6 +152,9 @@ async def serve(options: dict[str, Any]) -> int:
         identity=(("weights", "sim"),),
         block_tokens=block,
         max_contexts=options.get("max_contexts", 64),
+        tokenizer=options.get("tokenizer", ""),
+        stop_tokens=tuple(options.get("stop_tokens", ())),
+        model="scripted",
         owner_uid=os.geteuid(),
         version="test",
         daemon_pid=os.getpid(),
@@ -134,7 +162,9 @@ async def serve(options: dict[str, Any]) -> int:
     rows = memoryview(bytearray(config.layout.total_bytes))
     kernel = Kernel(config, TwinCore(bytes(16), block, config.layout, [frames], [rows], 128))
     script = tuple(options.get("script", ()))
-    device = SimDevice(frames, config.layout, rows, block, vocab, script=script)
+    layout = (frames, config.layout, rows, block, vocab)
+    scripts = options.get("scripts")
+    device = ScriptedDevice(*layout, scripts=scripts) if scripts else SimDevice(*layout, script=script)
     port = SimPort(device, options.get("pass_ms", 0) / 1000)
     pieces = options.get("pieces", [chr(n) for n in range(128)] + [bytes([n]).hex() for n in range(128, 256)])
     text = None
@@ -144,6 +174,8 @@ async def serve(options: dict[str, Any]) -> int:
             for token, piece in enumerate(pieces)
         ]
         text = ByteText(table, options.get("text_ms", 0) / 1000)
+        if "tokenizer" in options:
+            text.table = load_text(Path(options["tokenizer"]).parent).table
     fault, uid = options.get("misbehave"), options.get("uid")
 
     def credentials(fd: int) -> Credentials:

@@ -17,6 +17,7 @@ from attnix.syscalls.types import (
     Empty,
     ExplainArgs,
     GroupsArgs,
+    HealthArgs,
     LookArgs,
     NamesArgs,
     PressureArgs,
@@ -35,7 +36,7 @@ Asked: TypeAlias = tuple[str, Callable[[], Any], Record]
 def dump(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; what is there is replaced.")],
     text: Annotated[
-        bool, typer.Option("--text", help="The contexts' tokens and text too, for `cat` and `tree`.")
+        bool, typer.Option("--text", help="The contexts' tokens and text too, for `cat`, `tree` and `doctor`.")
     ] = False,
     as_json: JsonOption = False,
     socket: SocketOption = "",
@@ -62,7 +63,7 @@ def questions(system: Client, text: bool) -> Iterator[Asked]:
     everything = (
         ("uname", Empty()), ("ps", PsArgs()), ("tiers", Empty()), ("vmstat", Empty()), ("pressure", PressureArgs()),
         ("sysctl", SysctlArgs()), ("groups", GroupsArgs()), ("names", NamesArgs()), ("fsck", Empty()), ("dmesg", DmesgArgs()),
-        ("explain", ExplainArgs()),
+        ("explain", ExplainArgs()), ("health", HealthArgs() if text else HealthArgs(0)),
     )  # fmt: skip
     for call, args in everything:
         yield call, partial(getattr(system, call), *args), args

@@ -1,0 +1,128 @@
+"""What all requests share: settings, the connection to the daemon, its model's words, and the contexts that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from attnix.syscalls import AsyncClient, AsyncContext, AsyncProcess
+from attnix.syscalls.session import Note
+from attnix.syscalls.types import WaitNote
+
+from .conversations import Conversation, Parked
+from .grammar import Grammars, Path
+from .keys import Keys, read_keys
+from .metrics import Metrics
+from .pins import Pins
+from .settings import Settings
+from .turns import end_quietly
+from .upstream import Upstream
+from .words import Words
+
+SWEEP_S: Final = 1.0  # between looks for contexts that are too old
+
+
+class Gateway:
+    """One running gateway.  `upstream.client` is an `attnix.syscalls.AsyncClient` that works, or raises Unavailable."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Error: BadKeys."""
+        self.settings = settings
+        self.keys: Keys = read_keys(settings.keys)
+        self.upstream = Upstream(settings.socket, self._renewed)
+        self.words = Words()
+        self.parked = Parked(settings.max_parked, settings.parked_s)
+        self.pins = Pins()
+        self.metrics = Metrics()
+        self._grammars: Grammars | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Work until cancelled; then everything that was kept is given back."""
+        sweeper = asyncio.ensure_future(self._sweep())
+        try:
+            await self.upstream.run()
+        finally:
+            sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeper
+            self.words.close()
+
+    async def _renewed(self, client: AsyncClient) -> None:
+        """A new connection: nothing of the one before is left."""
+        self.parked.drop_all()
+        self.pins.drop_all()
+        await self.words.load(client)
+        await self.keys.apply(client)
+        self._grammars = None
+        listener = asyncio.ensure_future(self._listen(client))
+        self._ending.add(listener)
+        listener.add_done_callback(self._ending.discard)
+
+    async def _listen(self, client: AsyncClient) -> None:
+        """Hear of waits that ended by themselves, as long as the connection lasts."""
+        ended = asyncio.ensure_future(client.ended())
+        while not ended.done():
+            note = asyncio.ensure_future(client.notices.get())
+            await asyncio.wait((ended, note), return_when=asyncio.FIRST_COMPLETED)
+            if note.done():
+                self._noticed(note.result())
+            else:
+                note.cancel()
+
+    def _noticed(self, note: Note) -> None:
+        if isinstance(note.payload, WaitNote):
+            self.parked.woke(note.payload.cid, note.payload.wait)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for conversation in self.parked.expired():
+                self.dispose(conversation)
+            expired = self.pins.expired()
+            if expired and self.upstream.connected:
+                for process in expired:
+                    self.end_process(self.upstream.client, process.pid)
+
+    # -- grammars -------------------------------------------------------------------------------------------------
+
+    async def grammar(self, lark: str, param: str) -> Path:
+        """A reply that follows `lark`, at its beginning.  Error: ApiError when it cannot be enforced."""
+        if self._grammars is None:
+            self._grammars = await self.words.run(Grammars, self.words.model, self.words.uname.vocab_tokens)
+        return await self.words.run(self._grammars.begin, lark, param)
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    async def spawn(
+        self, client: AsyncClient, name: str, *, fork_of: AsyncContext | None = None, group: str = "", domain: str = ""
+    ) -> AsyncProcess:
+        """A process.  Whoever is cancelled while it waits for one leaves none behind."""
+        made = asyncio.ensure_future(client.spawn(name, 0, fork_of, group, domain))
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(lambda done: self._unwanted(client, done))
+            raise
+
+    def _unwanted(self, client: AsyncClient, made: asyncio.Future[AsyncProcess]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            self.end_process(client, made.result().pid)
+
+    # -- endings --------------------------------------------------------------------------------------------------
+
+    def dispose(self, conversation: Conversation) -> None:
+        """Give a context back, with everything that runs in its process."""
+        if conversation.connection == self.upstream.connection and self.upstream.connected:
+            self.end_process(conversation.process.client, conversation.process.pid)
+
+    async def give_up(self, conversation: Conversation) -> None:
+        """The same, and wait until it is done."""
+        await end_quietly(conversation.process.client, conversation.process.pid)
+
+    def end_process(self, client: AsyncClient, pid: int) -> None:
+        """Kill it in the background."""
+        task = asyncio.ensure_future(end_quietly(client, pid))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

@@ -1,0 +1,34 @@
+"""`/metrics`, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from attnix.syscalls import AttnixError
+from attnix.syscalls.types import TiersResult, VmstatResult
+
+from .gateway import Gateway
+from .upstream import Unavailable
+
+
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """One page.  It needs no key: it holds counts, and no words."""
+
+    async def metrics(request: Request) -> Response:
+        vmstat: VmstatResult | None = None
+        tiers: TiersResult | None = None
+        try:
+            client = gateway.upstream.client
+            vmstat, tiers = await client.vmstat(), await client.tiers()
+        except (Unavailable, AttnixError):
+            pass
+        own = gateway.metrics
+        own.daemon.set(vmstat is not None)
+        own.parked.labels("tool_wait").set(gateway.parked.waiting)
+        own.parked.labels("idle").set(len(gateway.parked) - gateway.parked.waiting)
+        return Response(own.show(vmstat, tiers), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return [Route("/metrics", metrics, methods=["GET"])]

@@ -1,0 +1,46 @@
+"""Runs the application on uvicorn and uvloop, until it is told to stop."""
+
+from __future__ import annotations
+
+import sys
+
+import uvicorn
+
+from .app import build
+from .protocol import Protocol
+from .settings import Settings
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT.  The exit status."""
+    config = uvicorn.Config(
+        build(settings),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=Protocol,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_graceful_shutdown=5,
+    )
+    server = _Announcing(config)
+    server.run()
+    return 0 if server.started else 1
+
+
+class _Announcing(uvicorn.Server):
+    """Says where it serves, in one line on standard output, when it does."""
+
+    async def startup(self, sockets: object = None) -> None:
+        await super().startup(None)
+        if self.started:
+            for server in self.servers:
+                for socket in server.sockets:
+                    host, port = socket.getsockname()[:2]
+                    shown = f"[{host}]" if ":" in host else host
+                    print(f"attnix: serving on http://{shown}:{port}", flush=True)
+                    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""How models of each family are told of tools, and how they ask for one."""

@@ -1,0 +1,161 @@
+"""What a family of models has to say about tools.
+
+A model writes tool calls as text.  A scanner reads that text as it comes, however it is cut, and tells what is said from
+what is called; so a streamed reply and a whole one are read by the same code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+
+class Said(NamedTuple):
+    """Words for the reader."""
+
+    text: str
+
+
+class Call(NamedTuple):
+    """A tool that is wanted; arguments are the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+Heard: TypeAlias = Said | Call
+
+
+class Tool(NamedTuple):
+    """A function that the model may call; parameters are a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+class Scanner(Protocol):
+    """Fed with text; `finish` at its end."""
+
+    def push(self, text: str) -> list[Heard]: ...
+    def finish(self) -> list[Heard]: ...
+
+
+class Family(Protocol):
+    """One convention.
+
+    name      for the log
+    markers   control tokens that a scanner has to see, which are no text else
+    """
+
+    name: str
+    markers: tuple[str, ...]
+
+    def shown(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Mapping[str, Any]], list[Any]]:
+        """Messages and tools as the model's template takes them; the same number of messages, but for a system message
+        put before them where there was none."""
+        ...
+
+    def scanner(self, names: frozenset[str]) -> Scanner: ...
+
+    def grammar(self, tools: Sequence[Tool], many: bool, marker_ids: Mapping[str, int]) -> str:
+        """A Lark grammar of one call of one of these tools, or of one or more."""
+        ...
+
+
+def as_template_takes(tool: Tool) -> dict[str, Any]:
+    """OpenAI's description of a function, which templates of all families take."""
+    described = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": described}
+
+
+def with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Templates write arguments as JSON themselves: they take objects, clients send text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        with suppress(ValueError):  # whatever it is, it is what the model said
+            function["arguments"] = json.loads(function["arguments"])
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
+    """Tool calls in a parsed object, or a list of them; none when anything of it is no call.
+
+    names  those that count; None: any
+    """
+    if isinstance(value, list):
+        found = [calls_in(one, names) for one in value]
+        return [call for calls in found for call in calls] if found and all(found) else []
+    if not isinstance(value, dict):
+        return []
+    if isinstance(value.get("function"), dict):  # as OpenAI's clients nest it
+        value = value["function"]
+    name = value.get("name")
+    if not isinstance(name, str) or not name or (names is not None and name not in names):
+        return []
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return []
+    if not isinstance(arguments, dict):
+        return []
+    return [Call(name, json.dumps(arguments, ensure_ascii=False))]
+
+
+def parsed_calls(text: str, names: frozenset[str] | None) -> list[Call]:
+    """Tool calls of a text that is nothing but JSON values, with white space, semicolons or a code fence around them."""
+    text = text.strip()
+    if text.startswith("```"):
+        text = text.partition("\n")[2].rpartition("```")[0].strip()
+    decoder = json.JSONDecoder(strict=False)
+    calls: list[Call] = []
+    at = 0
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        found = calls_in(value, names)
+        if not found:
+            return []
+        calls += found
+        while at < len(text) and text[at] in " \t\r\n;,":
+            at += 1
+    return calls
+
+
+def call_rules(tools: Sequence[Tool], arguments_key: str) -> str:
+    """Lark rules `body` (any of the tools) for `{"name": ..., "arguments": ...}`."""
+    rules = [f"body: {' | '.join(f'body{n}' for n in range(len(tools)))}"]
+    for n, tool in enumerate(tools):
+        schema = {
+            "type": "object",
+            "properties": {"name": {"const": tool.name}, arguments_key: object_schema(tool.parameters)},
+            "required": ["name", arguments_key],
+            "additionalProperties": False,
+        }
+        rules.append(f"body{n}: %json {json_rule(schema)}")
+    return "\n".join(rules)
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """A schema as `%json` takes it: without free white space, in which a model could go on for ever."""
+    tight = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+    return json.dumps({**schema, "x-guidance": tight}, ensure_ascii=True)
+
+
+def object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters are an object, whatever their author left out."""
+    schema = dict(parameters) or {"properties": {}, "additionalProperties": False}
+    schema.setdefault("type", "object")
+    return schema

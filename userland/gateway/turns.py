@@ -1,0 +1,416 @@
+"""One request's work on the daemon: a context is found or made, the prompt appended, replies generated, the context kept.
+
+A conversation is a process of its own, so `attnix ps` shows it, and killing the process gives everything back whatever
+state it is in: that is what happens when a client goes away, when something fails, and when a kept context is too old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from attnix.syscalls import AsyncClient, AsyncContext, AttnixError, ConnectionLost
+from attnix.syscalls.client import GenerateOptions
+from attnix.syscalls.exceptions import NoMemory, QuotaExceeded, StaleHandle, SyscallError, TooBig
+from attnix.syscalls.records import unpack_ids
+from attnix.syscalls.text import TextStream, TokenTable
+from attnix.syscalls.types import GenerateResult, Usage
+
+from .ask import Ask, Begun, Done, Ended, Event, Logprob, Piece, Spent
+from .conversations import Conversation, fingerprints
+from .errors import ApiError
+from .grammar import TOP_K, Path, draw
+from .pins import pin_beginnings
+from .plan import Plan, plan
+from .tools.protocol import Call, Heard, Said, Scanner
+
+if TYPE_CHECKING:
+    from .gateway import Gateway
+
+R = TypeVar("R")
+
+_ROOM_TRIES: Final = 8  # kept contexts given up for a new one, at most
+_SEEDS: Final = 1 << 64
+
+
+class Reply:
+    """One choice, while it comes.
+
+    tokens  those that stay in the context
+    """
+
+    def __init__(self, index: int, scanner: Scanner | None) -> None:
+        self.index = index
+        self.tokens: list[int] = []
+        self.reason = ""
+        self.stop = ""
+        self.calls: list[Call] = []
+        self.text: list[str] = []
+        self._scanner = scanner
+
+    def hear(self, text: str) -> list[Heard]:
+        """What more text says."""
+        if self._scanner is None:
+            heard: list[Heard] = [Said(text)] if text else []
+        else:
+            heard = self._scanner.push(text) if text else []
+        return self._note(heard)
+
+    def end(self) -> list[Heard]:
+        return self._note(self._scanner.finish()) if self._scanner is not None else []
+
+    def _note(self, heard: list[Heard]) -> list[Heard]:
+        self.calls += [one for one in heard if isinstance(one, Call)]
+        self.text += [one.text for one in heard if isinstance(one, Said)]
+        return heard
+
+    @property
+    def finish_reason(self) -> str:
+        return "tool_calls" if self.calls and self.reason == "stop" else self.reason
+
+
+class Turn:
+    """The work of one request.  `events` once; whoever iterates it closes it (contextlib.aclosing).
+
+    call_id  names the n-th tool call of a reply: the conversation is found by it afterwards
+    """
+
+    def __init__(self, gateway: Gateway, ask: Ask, call_id: Callable[[int, int], str]) -> None:
+        self._gateway = gateway
+        self._ask = ask
+        self._call_id = call_id
+        self._conversation: Conversation | None = None
+        self._kept = False
+        self._late = False
+        self._streams: list[object] = []
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Begun, then pieces and ends of replies, then Done.  Error: ApiError, AttnixError, TimeoutError."""
+        gateway, ask = self._gateway, self._ask
+        loop = asyncio.get_running_loop()
+        self._end = loop.time() + gateway.settings.time_limit_s
+        try:
+            async with asyncio.timeout_at(self._end):
+                made, grammar = await self._prepare()
+            conversation = self._conversation
+            assert conversation is not None
+            start = len(conversation.tokens)
+            yield Begun(start, made.trimmed)
+            contexts = [conversation.context, *(await self._forks(ask.n - 1))]
+            replies = [Reply(i, self._scanner()) for i in range(ask.n)]
+            paths = [grammar.copy() if grammar else None for _ in contexts]
+            if ask.n == 1:
+                async for piece in self._reply(contexts[0], replies[0], paths[0], start):
+                    yield piece
+            else:
+                async for event in self._replies(contexts, replies, paths, start):
+                    yield event
+            async with asyncio.timeout(gateway.settings.time_limit_s):
+                spent = await self._finish(contexts, replies, made, start)
+            if ask.n == 1:
+                yield Ended(0, replies[0].finish_reason, replies[0].stop)
+            yield Done(spent)
+        finally:
+            if self._conversation is not None and not self._kept:
+                gateway.dispose(self._conversation)
+
+    # -- before ---------------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> tuple[Plan, Path | None]:
+        """A context that holds the prompt."""
+        gateway, ask = self._gateway, self._ask
+        words = gateway.words
+        client = gateway.upstream.client
+        uname = words.uname
+        grammar = await gateway.grammar(ask.lark, ask.lark_param) if ask.lark else None
+        found: Conversation | None = None
+        if ask.keep and ask.n == 1 and ask.messages:
+            prints = fingerprints(ask.key.name, ask.messages)
+            seen = gateway.parked.find(ask.key.name, ask.messages, prints)
+            if seen is not None:
+                found = self._conversation = seen[0]  # it goes with this request, whatever becomes of it
+        room = uname.window_tokens - max(1, min(ask.max_tokens or uname.window_tokens // 4, uname.window_tokens // 2))
+        made = await words.run(plan, words.model, words.family, ask, found, room, uname.block_tokens)
+        if found is not None and not made.resumed and made.keep < len(found.tokens) // 2:
+            gateway.dispose(found)  # little of it is wanted: what is cached of the rest is found by key
+            found = self._conversation = None
+            made = made._replace(keep=0, tokens=await self._whole(made))
+        if found is None:
+            self._conversation = await self._new(client)
+        conversation = self._conversation
+        assert conversation is not None
+        await self._append(conversation, made)
+        conversation.pieces = made.pieces[:-1] if made.resumed else []
+        if not made.resumed:
+            conversation.replies = []
+        conversation.exact = not made.trimmed
+        return made, grammar
+
+    async def _whole(self, made: Plan) -> list[int]:
+        """All tokens of a prompt that was to go on in a context which is given up."""
+        words = self._gateway.words
+        uname = words.uname
+        again = await words.run(
+            plan, words.model, words.family, self._ask, None, uname.window_tokens, uname.block_tokens
+        )
+        return again.tokens
+
+    async def _new(self, client: AsyncClient) -> Conversation:
+        gateway, key = self._gateway, self._ask.key
+        group, domain = gateway.keys.full(key.group), gateway.keys.full(key.domain)
+        process = await self._with_room(lambda: gateway.spawn(client, key.name, group=group, domain=domain))
+        try:
+            context = await self._with_room(process.alloc_context)
+        except BaseException:
+            gateway.end_process(client, process.pid)
+            raise
+        return Conversation(key.name, gateway.upstream.connection, process, context)
+
+    async def _with_room(self, call: Callable[[], Awaitable[R]]) -> R:
+        """`call`, given up kept contexts for when there is no room for another."""
+        for _ in range(_ROOM_TRIES):
+            try:
+                return await call()
+            except (NoMemory, QuotaExceeded):
+                oldest = self._gateway.parked.oldest()
+                if oldest is None:
+                    raise
+                await self._gateway.give_up(oldest)
+        return await call()
+
+    async def _append(self, conversation: Conversation, made: Plan) -> None:
+        context = conversation.context
+        if made.keep < len(conversation.tokens):
+            await context.truncate(made.keep)
+            del conversation.tokens[made.keep :]
+        if not made.tokens:
+            raise ApiError(400, "the prompt is empty", param="prompt")
+        wait, conversation.wait = conversation.wait, 0
+        if wait:
+            try:
+                await context.resume(tokens=made.tokens, wait=wait)
+            except StaleHandle:  # its deadline came first
+                await context.append(tokens=made.tokens)
+        else:
+            await context.append(tokens=made.tokens)
+        conversation.tokens.extend(made.tokens)
+
+    async def _forks(self, n: int) -> list[AsyncContext]:
+        """Contexts of the other replies, all or none."""
+        if not n:
+            return []
+        assert self._conversation is not None
+        context = self._conversation.context
+        return await self._with_room(lambda: context.fork(n))
+
+    def _scanner(self) -> Scanner | None:
+        if not self._ask.scan:
+            return None
+        return self._gateway.words.family.scanner(frozenset(tool.name for tool in self._ask.tools))
+
+    # -- replies --------------------------------------------------------------------------------------------------
+
+    async def _replies(
+        self, contexts: list[AsyncContext], replies: list[Reply], paths: list[Path | None], start: int
+    ) -> AsyncGenerator[Event, None]:
+        """Several at a time, in the order in which they come."""
+        queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+
+        async def pump(context: AsyncContext, reply: Reply, path: Path | None) -> None:
+            try:
+                async for piece in self._reply(context, reply, path, start):
+                    queue.put_nowait(piece)
+                queue.put_nowait(Ended(reply.index, reply.finish_reason, reply.stop))
+            except BaseException as error:
+                queue.put_nowait(error)
+                raise
+
+        tasks = [asyncio.ensure_future(pump(*each)) for each in zip(contexts, replies, paths, strict=True)]
+        try:
+            left = len(tasks)
+            while left:
+                event = await queue.get()
+                if isinstance(event, BaseException):
+                    raise event
+                left -= isinstance(event, Ended)
+                yield event
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _reply(self, context: AsyncContext, reply: Reply, path: Path | None, start: int) -> AsyncGenerator[Piece, None]:
+        seed = (self._ask.seed + reply.index) % _SEEDS
+        if path is not None:
+            return self._constrained(context, reply, path, start, seed)
+        return self._generated(context, reply, seed)
+
+    async def _generated(self, context: AsyncContext, reply: Reply, seed: int) -> AsyncGenerator[Piece, None]:
+        """A reply as the daemon generates it."""
+        ask = self._ask
+        options: GenerateOptions = {
+            "temperature": ask.temperature, "top_k": ask.top_k, "top_p": ask.top_p, "min_p": ask.min_p, "seed": seed,
+            "repetition_penalty": ask.repetition_penalty, "presence_penalty": ask.presence_penalty,
+            "frequency_penalty": ask.frequency_penalty, "logprobs": ask.logprobs, "stop": ask.stop,
+            "ignore_eos": ask.ignore_eos,
+        }  # fmt: skip
+        most = ask.max_tokens if ask.max_tokens is not None else self._gateway.words.uname.window_tokens
+        seen = self._markers()
+        words = TextStream(seen, ask.stop) if seen is not None else None
+        stream = context.generate(most, **options)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_at(self._end, self._too_late, stream)
+        shown = 0
+        try:
+            async for note in stream:
+                tokens = list(unpack_ids(note.tokens))
+                reply.tokens += tokens
+                text = note.text if words is None else "".join(words.push((token,)) for token in tokens)
+                shown += len(note.text)
+                heard = reply.hear(text)
+                if heard or tokens:
+                    yield Piece(reply.index, heard, tokens, note.logprobs)
+            result: GenerateResult = await stream.result()
+        finally:
+            timer.cancel()
+        self._check(result)
+        reply.reason, reply.stop = result.reason, result.stop
+        reply.tokens = list(unpack_ids(result.tokens))
+        heard = reply.hear(result.text[shown:] if words is None else words.finish() if not result.stop else "")
+        heard += reply.end()
+        if heard:
+            yield Piece(reply.index, heard, [], ())
+
+    def _too_late(self, stream: object) -> None:
+        self._late = True
+        stream.cancel()  # type: ignore[attr-defined]
+
+    def _check(self, result: GenerateResult) -> None:
+        if self._late and result.reason == "cancelled":
+            raise TimeoutError
+        if result.reason not in ("stop", "length"):
+            raise ApiError(503, f"the generation was {result.reason}", code="unavailable", retry_after_s=1)
+
+    async def _constrained(
+        self, context: AsyncContext, reply: Reply, path: Path, start: int, seed: int
+    ) -> AsyncGenerator[Piece, None]:
+        """A reply that follows a grammar, token by token (grammar.py)."""
+        ask, loop = self._ask, asyncio.get_running_loop()
+        words = TextStream(self._markers() or self._gateway.words.model.table, ask.stop)
+        most = ask.max_tokens if ask.max_tokens is not None else 1 << 60
+        window = self._gateway.words.uname.window_tokens
+        counts: dict[int, int] = {}
+        likeliest = await context.forward(max(TOP_K, ask.logprobs), path.allowed()) if most > 0 else []
+        reply.reason = "length"
+        while len(reply.tokens) < most and start + len(reply.tokens) < window:
+            if loop.time() > self._end:
+                raise TimeoutError
+            token, logprob = draw(
+                likeliest, temperature=ask.temperature, top_p=ask.top_p, seed=seed,
+                position=start + len(reply.tokens), counts=counts, presence_penalty=ask.presence_penalty,
+                frequency_penalty=ask.frequency_penalty,
+            )  # fmt: skip
+            if not path.take(token):
+                reply.reason = "stop"
+                break
+            counts[token] = counts.get(token, 0) + 1
+            reply.tokens.append(token)
+            text = words.push((token,))
+            heard = reply.hear(text)
+            row: tuple[Logprob, ...] = ((logprob, *_packed(likeliest[: ask.logprobs])),) if ask.logprobs else ()
+            yield Piece(reply.index, heard, [token], row)
+            if words.keep_tokens is not None:
+                reply.reason, reply.stop = "stop", words.stop or ""
+                await context.append(tokens=[token])
+                await context.truncate(start + words.keep_tokens)
+                del reply.tokens[words.keep_tokens :]
+                break
+            if path.complete or len(reply.tokens) >= most or start + len(reply.tokens) >= window:
+                reply.reason = "stop" if path.complete else "length"
+                await context.append(tokens=[token])
+                break
+            try:
+                _, likeliest = await asyncio.gather(
+                    context.append(tokens=[token]), context.forward(max(TOP_K, ask.logprobs), path.allowed())
+                )
+            except TooBig:
+                break
+        heard = reply.hear("" if reply.stop else words.finish()) + reply.end()
+        if heard:
+            yield Piece(reply.index, heard, [], ())
+
+    def _markers(self) -> TokenTable | None:
+        """Text in which the control tokens show that the scanner has to see; None: there are none."""
+        words = self._gateway.words
+        ids = words.marker_ids if self._ask.scan else {}
+        if not ids:
+            return None
+        return TokenTable(words.model.token_bytes, words.model.special_ids - frozenset(ids.values()))
+
+    # -- after ----------------------------------------------------------------------------------------------------
+
+    async def _finish(self, contexts: list[AsyncContext], replies: list[Reply], made: Plan, start: int) -> Spent:
+        """Count, and keep the context if it may be wanted again."""
+        gateway, ask, conversation = self._gateway, self._ask, self._conversation
+        assert conversation is not None
+        row = await contexts[0].stat()
+        usage = Usage(*(now - then for now, then in zip(row.usage, conversation.mark, strict=True)))
+        spent = _spent(usage, made, start, replies)
+        if ask.pins:
+            spent.pinned = await pin_beginnings(gateway, conversation, ask, made.marks)
+        if not (ask.keep and ask.n == 1 and ask.messages) or made.trimmed or ask.prefill:
+            return spent
+        reply = replies[0]
+        conversation.mark = row.usage
+        conversation.tokens.extend(array("i", reply.tokens))
+        conversation.pieces = made.pieces
+        conversation.replies = [*conversation.replies, len(ask.messages)]
+        conversation.exact = gateway.words.model.decode(reply.tokens) == "".join(reply.text) or bool(reply.calls)
+        ids = [self._call_id(0, number) for number in range(len(reply.calls))]
+        if reply.calls:
+            tool = "+".join(sorted({call.name for call in reply.calls}))[:120]
+            waiting = await conversation.context.wait_tool(tool, deadline=gateway.settings.parked_s)
+            conversation.wait = waiting.wait
+        told = [*ask.messages, _as_sent_back(reply, ids)]
+        prints = fingerprints(ask.key.name, told)
+        self._kept = True
+        for leaving in gateway.parked.park(conversation, prints[-1], ids):
+            gateway.dispose(leaving)
+        return spent
+
+
+def _as_sent_back(reply: Reply, ids: list[str]) -> dict[str, object]:
+    """The reply as a message of the next request."""
+    calls = [
+        {"id": call_id, "function": {"name": call.name, "arguments": call.arguments}}
+        for call_id, call in zip(ids, reply.calls, strict=True)
+    ]
+    return {"role": "assistant", "content": "".join(reply.text), "tool_calls": calls}
+
+
+def _packed(pairs: list[tuple[int, float]]) -> tuple[bytes, bytes]:
+    return array("i", [token for token, _ in pairs]).tobytes(), array("f", [logprob for _, logprob in pairs]).tobytes()
+
+
+def _spent(usage: Usage, made: Plan, start: int, replies: list[Reply]) -> Spent:
+    """Where the prompt's tokens came from.  What its own context held counts as found, unless it had to be computed again."""
+    held = made.keep if made.keep else usage.hit_tokens
+    cached = max(0, min(start - 1, held - usage.recomputed_tokens if made.keep else held))
+    below = min(cached, usage.dram_tokens + usage.nvme_tokens + usage.remote_tokens)
+    return Spent(
+        prompt=start, completion=sum(len(reply.tokens) for reply in replies), cached=cached, hbm=cached - below,
+        dram=usage.dram_tokens, nvme=usage.nvme_tokens, remote=usage.remote_tokens,
+        recomputed=usage.recomputed_tokens, trimmed=made.trimmed,
+    )  # fmt: skip
+
+
+async def end_quietly(client: AsyncClient, pid: int) -> None:
+    """Kill a process and let its pid go.  One that is gone already is no error."""
+    with suppress(ConnectionLost, SyscallError, AttnixError):
+        with suppress(SyscallError):
+            await client.kill(pid, int(signal.SIGKILL))
+        await client.wait(pid, -1)

@@ -1,0 +1,88 @@
+"""Templates and tokenizer of the model that the daemon runs, in one thread of their own.
+
+The gateway renders and tokenizes itself: templates take tools, which the system call `append` does not know, and the tokens
+of a conversation say which context it goes on in.  One thread: the tokenizer has a mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attnix.syscalls import AsyncClient
+from attnix.syscalls.text import TextModel, load_text
+from attnix.syscalls.types import UnameResult
+
+from .errors import ApiError
+from .families import Family, family_of
+from .upstream import Unavailable
+
+R = TypeVar("R")
+
+
+class Words:
+    """`load` after each connection; then `model` and `uname` are those of the daemon."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "words")
+        self._model: TextModel | None = None
+        self._family: Family | None = None
+        self._marker_ids: dict[str, int] = {}
+        self._uname: UnameResult | None = None
+        self._refusal = ""
+
+    @property
+    def uname(self) -> UnameResult:
+        """Error: Unavailable before the first connection."""
+        if self._uname is None:
+            raise Unavailable("the gateway has not connected yet")
+        return self._uname
+
+    @property
+    def model(self) -> TextModel:
+        """Error: ApiError when the model has no tokenizer here."""
+        if self._model is None:
+            raise ApiError(400, self._refusal or f"{self.uname.model} has no tokenizer: it takes token ids only")
+        return self._model
+
+    @property
+    def family(self) -> Family:
+        """How this model is told of tools, and asks for them."""
+        assert self.model and self._family is not None
+        return self._family
+
+    @property
+    def marker_ids(self) -> dict[str, int]:
+        """Control tokens in which this family's calls are written."""
+        return self._marker_ids
+
+    async def load(self, client: AsyncClient) -> None:
+        """Learn what runs there; its tokenizer is loaded once."""
+        uname = await client.uname()
+        if (
+            self._uname is None
+            or uname.tokenizer != self._uname.tokenizer
+            or uname.fingerprint != self._uname.fingerprint
+        ):
+            self._model = None
+            if uname.tokenizer:
+                path = Path(uname.tokenizer)
+                try:
+                    self._model = await self.run(load_text, path.parent if path.name == "tokenizer.json" else path)
+                except (ValueError, OSError) as error:
+                    self._refusal = f"the tokenizer of {uname.model} cannot be loaded: {error}"
+            if self._model is not None:
+                self._family = family_of(self._model)
+                names = {self._model.token_bytes[token].decode(): token for token in self._model.special_ids}
+                self._marker_ids = {name: names[name] for name in self._family.markers if name in names}
+        self._uname = uname
+
+    async def run(self, work: Callable[..., R], *arguments: Any) -> R:
+        """Do something with the model, in its thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
