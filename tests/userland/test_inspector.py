@@ -26,21 +26,15 @@ from .test_commands import CONTEXT, TIER, misfit
 LIVE_ONLY = {
     "agent", "attach-tier", "batch", "boot", "chat", "demo", "demote", "detach-tier", "dump", "evict", "help", "kill", "nice", "pin",
     "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "unlink", "unpin", "wake",
-    "bench", "replay",
+    "bench", "replay", "serve",
 }  # fmt: skip
 LOOKS = {
-    "cat": "cat CID", "df": "df", "dmesg": "dmesg", "explain": "explain", "free": "free", "fsck": "fsck", "group": "group ls", "lsctx": "lsctx",
+    "cat": "cat CID", "df": "df", "doctor": "doctor", "dmesg": "dmesg", "explain": "explain", "free": "free", "fsck": "fsck", "group": "group ls", "lsctx": "lsctx",
     "names": "names", "pmap": "pmap CID", "ps": "ps -c -l", "stat": "stat CID", "sysctl": "sysctl evict.", "tiers": "tiers",
     "top": "top --once", "tree": "tree", "uname": "uname", "vmstat": "vmstat",
 }  # fmt: skip
-PER_MOMENT = {
-    "lsctx",
-    "ps",
-    "top",
-    "vmstat",
-    "pmap",
-    "explain",
-}  # say how long ago, how many calls so far, or something of the dump
+# Say how long ago, how many calls so far, or something of the dump itself.
+PER_MOMENT = {"doctor", "explain", "lsctx", "pmap", "ps", "top", "vmstat"}
 
 
 class Held(NamedTuple):
@@ -214,8 +208,7 @@ def test_every_command_either_looks_or_acts() -> None:
     """One that is new has to be put into one of the two."""
     commands = cli.command().commands
     assert {name for name, found in commands.items() if cli._looks(found, ["ls"])} == set(LOOKS)
-    known = LIVE_ONLY | set(LOOKS)
-    assert set(commands) - known <= {"serve", "doctor", "trace"}, "of other authors"
+    assert set(commands) == LIVE_ONLY | set(LOOKS)
 
 
 @pytest.fixture(scope="module")
@@ -233,10 +226,10 @@ def dumped(held: Held, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_looks_at_a_system_looks_at_its_dump(looked_at: Held, dumped: Path, attnix: Attnix, name: str) -> None:
     words = LOOKS[name].replace("CID", str(looked_at.fork)).split()
     saved = attnix(*words, "--from", str(dumped))
-    assert (saved.err, saved.status) == ("", 0)
+    assert saved.err == "" and (saved.status == 0 or name == "doctor")  # 1: something is wrong
     if name in PER_MOMENT:
         live, again = (attnix(*words, *more).out.splitlines()[:1] for more in ((), ("--from", str(dumped))))
-        assert name == "explain" or live == again
+        assert name in ("doctor", "explain") or live == again
     else:
         assert saved.out == attnix(*words).out
     assert isinstance(attnix(*words, "--json", "--from", str(dumped)).json, dict)

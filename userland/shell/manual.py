@@ -51,7 +51,7 @@ def _one(name: str, command: Any) -> Iterator[str]:
     yield ""
     yield from inspect.cleandoc(command.help or "").splitlines()
     yield ""
-    options = [p for p in command.params if p.opts[0] not in _SAME and getattr(p, "help", "")]
+    options: list[Any] = [p for p in command.params if p.opts[0] not in _SAME and getattr(p, "help", None)]
     if options:
         yield "| | |"
         yield "|---|---|"
