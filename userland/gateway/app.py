@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from . import anthropic_api, health, monitoring, openai_api
+from .dashboard import routes as dashboard
 from .errors import ApiError
 from .gateway import Gateway
 from .http import Api, refusal
@@ -30,6 +31,7 @@ SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (
     anthropic_api.routes,
     monitoring.routes,
     health.routes,
+    dashboard.routes,
 )
 
 
