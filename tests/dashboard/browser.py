@@ -61,4 +61,4 @@ def scheme(driver: webdriver.Chrome, dark: bool) -> None:
 
 def tell(driver: webdriver.Chrome, command: str, **arguments: Any) -> Any:
     """A command of the DevTools protocol."""
-    return driver.execute_cdp_cmd(command, arguments)  # type: ignore[no-untyped-call]
+    return driver.execute_cdp_cmd(command, arguments)

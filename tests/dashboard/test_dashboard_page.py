@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,20 +86,24 @@ def text(chrome: Chrome, selector: str) -> str:
     return chrome.find_element(By.CSS_SELECTOR, selector).text
 
 
+def shows(chrome: Chrome, words: str) -> bool:
+    return words in text(chrome, "#legend")
+
+
 def press(chrome: Chrome, *keys: str) -> None:
     for key in keys:
         chrome.switch_to.active_element.send_keys(key)
 
 
 def focused(chrome: Chrome, script: str) -> Any:
-    return chrome.execute_script(f"const e = document.activeElement; return {script}")  # type: ignore[no-untyped-call]
+    return chrome.execute_script(f"const e = document.activeElement; return {script}")
 
 
 def rows_of(chrome: Chrome) -> dict[int, list[str]]:
     """Of the table, by pid, in one look: it is drawn anew every second."""
     script = """return [...document.querySelectorAll("#process-rows tr")].map(
         (row) => [...row.cells].map((cell) => cell.innerText.replace(/^.\\n?(?=.)/, (first) => cell.querySelector(".swatch") ? "" : first)))"""
-    rows: list[list[str]] = chrome.execute_script(script)  # type: ignore[no-untyped-call]
+    rows: list[list[str]] = chrome.execute_script(script)
     return {int(cells[0]): cells for cells in rows}
 
 
@@ -126,7 +131,7 @@ def test_forks_stand_under_what_they_were_forked_from(page: Chrome) -> None:
 
 def test_it_fits_a_laptop_and_asks_nobody_else(page: Chrome, served: Served) -> None:
     width, height = b.LAPTOP
-    size = page.execute_script(  # type: ignore[no-untyped-call]
+    size = page.execute_script(
         "const d = document.documentElement; return [d.scrollWidth, d.scrollHeight, innerWidth, innerHeight]"
     )
     assert size == [width, height, width, height]
@@ -135,18 +140,18 @@ def test_it_fits_a_laptop_and_asks_nobody_else(page: Chrome, served: Served) -> 
         assert box["x"] >= 0 and box["y"] >= 0 and box["width"] > 100 and box["height"] > 20, selector
         assert box["x"] + box["width"] <= width and box["y"] + box["height"] <= height, selector
     asked = set()
-    for entry in page.get_log("performance"):  # type: ignore[no-untyped-call]
+    for entry in page.get_log("performance"):
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
             asked.add(message["params"]["request"]["url"])
     asked = {url for url in asked if not url.startswith(("chrome", "data:"))}  # the browser's own first page
     assert len(asked) >= 10 and all(url.startswith(served.url) for url in asked), asked
-    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []  # type: ignore[no-untyped-call]
+    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_a_click_on_a_block_explains_it_and_escape_ends_that(page: Chrome) -> None:
     canvas = page.find_element(By.CSS_SELECTOR, "canvas")
-    page.execute_script(  # the first cell, which the shared prompt has  # type: ignore[no-untyped-call]
+    page.execute_script(  # the first cell, which the shared prompt has
         "const c = arguments[0], r = c.getBoundingClientRect();"
         "c.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX: r.left + 4, clientY: r.top + 4}))",
         canvas,
@@ -178,7 +183,7 @@ def test_everything_can_be_reached_and_done_with_the_keyboard(page: Chrome) -> N
     assert page.find_elements(By.CSS_SELECTOR, "tr[aria-selected=true]")
     press(page, Keys.ESCAPE)
     assert not page.find_elements(By.CSS_SELECTOR, "tr[aria-selected=true]")
-    page.execute_script("document.querySelector('canvas').focus()")  # type: ignore[no-untyped-call]
+    page.execute_script("document.querySelector('canvas').focus()")
     assert text(page, "#under").startswith("hbm0 frame 0")
     press(page, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT)
     assert text(page, "#under").startswith("hbm0 frame 1:")
@@ -197,12 +202,12 @@ def test_colours_by_sharing_and_age_and_by_the_time_of_day(page: Chrome) -> None
     legend = text(page, "#legend")
     for mode, words in (("sharing", "5–8"), ("age", "1–10 min"), ("process", "demo")):
         page.find_element(By.CSS_SELECTOR, f"input[value={mode}]").send_keys(Keys.SPACE)
-        until(page, lambda words=words: words in text(page, "#legend"))
+        until(page, partial(shows, page, words))
     assert text(page, "#legend") == legend
     ground = "return getComputedStyle(document.body).backgroundColor"
-    light = page.execute_script(ground)  # type: ignore[no-untyped-call]
+    light = page.execute_script(ground)
     b.scheme(page, dark=True)
-    dark = page.execute_script(ground)  # type: ignore[no-untyped-call]
+    dark = page.execute_script(ground)
     b.scheme(page, dark=False)
     assert (light, dark) == ("rgb(238, 241, 245)", "rgb(16, 21, 28)")
 
