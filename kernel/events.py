@@ -63,7 +63,8 @@ class DriverUp(NamedTuple):
     """A driver answered its probe.  `arena` is "kept" when frames written before survived, else "lost".
 
     engine        how it does its work, for people
-    capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena
+    capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena, "layered" that an accel
+                  loads from dram beside its passes, which may follow layer by layer
     read_bytes_s, write_bytes_s, latency_ns  what it measured of itself at its start; 0: nothing yet
     prefill       passes that it timed before: (tokens computed, tokens cached before them, ns)
     """

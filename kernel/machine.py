@@ -408,6 +408,7 @@ class Machine:
         scheduler = self.schedulers[context.device]
         scheduler.remove(context)
         context.job = None
+        self.errands.rested(context)
         context.lost_tokens = 0
         scheduler.rest(context)
 
@@ -424,6 +425,12 @@ class Machine:
             row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions,
             hits.get("dram", 0), hits.get("nvme", 0), hits.get("remote", 0),
         )  # fmt: skip
+
+    def served_tokens(self, process: Process) -> int:
+        """Tokens computed for it: that part of `usage_of`, which is read for every job that waits."""
+        core = self.core
+        contexts = process.contexts.values()
+        return process.past.computed_tokens + sum(core.slot_row(c.slot).computed_total for c in contexts)
 
     def usage_of(self, process: Process) -> Usage:
         total = process.past

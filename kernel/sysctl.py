@@ -62,7 +62,11 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
         "fewest first tokens of a known block worth copying, 0: only whole blocks are hits",
     ),
     "tier.gates": (0, 1, "1: a pass may begin before its loads have landed, and waits for them layer by layer"),
-    "wait.ttl_ms": (0, 86_400_000, "for how long wait.policy=ttl keeps the frames of a context that waits for a tool"),
+    "wait.ttl_ms": (
+        0,
+        86_400_000,
+        "for how long the frames of a context that waits for a tool are kept first (wait.policy=cost), or at all (ttl)",
+    ),
     "pin.share_permille": (0, 1000, "share of a device's frames that pinned contexts may hold"),
     "pin.max_ms": (1, 86_400_000, "longest time a context stays pinned"),
 }

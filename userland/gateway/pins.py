@@ -69,7 +69,7 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
                 await client.pin(known.context.handle, round(seconds * 1000))
                 gateway.pins.put(digest, known, seconds)
                 continue
-            process = await client.spawn(f"{ask.key.name} cache"[:120], fork_of=conversation.context)
+            process = await gateway.spawn(client, f"{ask.key.name} cache", fork_of=conversation.context)
         except SyscallError:
             gateway.pins.drop(digest)
             if known is not None:
@@ -79,8 +79,10 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
         try:
             await process.context.truncate(length)
             await client.pin(process.context.handle, round(seconds * 1000))
-        except SyscallError:
+        except BaseException as error:
             gateway.end_process(client, process.pid)
+            if not isinstance(error, SyscallError):
+                raise
             continue
         for leaving in gateway.pins.put(digest, process, seconds):
             gateway.end_process(client, leaving.pid)

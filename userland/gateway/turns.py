@@ -70,7 +70,7 @@ class Reply:
 
     @property
     def finish_reason(self) -> str:
-        return "tool_calls" if self.calls else self.reason
+        return "tool_calls" if self.calls and self.reason == "stop" else self.reason
 
 
 class Turn:
@@ -162,7 +162,7 @@ class Turn:
     async def _new(self, client: AsyncClient) -> Conversation:
         gateway, key = self._gateway, self._ask.key
         group, domain = gateway.keys.full(key.group), gateway.keys.full(key.domain)
-        process = await self._with_room(lambda: client.spawn(key.name, group=group, domain=domain))
+        process = await self._with_room(lambda: gateway.spawn(client, key.name, group=group, domain=domain))
         try:
             context = await self._with_room(process.alloc_context)
         except BaseException:

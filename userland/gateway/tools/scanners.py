@@ -44,7 +44,8 @@ class Tagged:
     def finish(self) -> list[Heard]:
         held, self._held = self._held, ""
         if self._inside:
-            return self._read(held, self._opening + held)
+            body = held[: len(held) - _beginning_of(held, self._closing)]  # a length may have cut the tag
+            return self._read(body, self._opening + held)
         return self._say("" if self._called and not held.strip() else held)
 
     def _say(self, text: str) -> list[Heard]:
