@@ -140,13 +140,17 @@ def test_it_fits_a_laptop_and_asks_nobody_else(page: Chrome, served: Served) -> 
         assert box["x"] >= 0 and box["y"] >= 0 and box["width"] > 100 and box["height"] > 20, selector
         assert box["x"] + box["width"] <= width and box["y"] + box["height"] <= height, selector
     asked = set()
-    for entry in page.get_log("performance"):
+    for entry in page.get_log("performance"):  # type: ignore[no-untyped-call]
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
             asked.add(message["params"]["request"]["url"])
     asked = {url for url in asked if not url.startswith(("chrome", "data:"))}  # the browser's own first page
     assert len(asked) >= 10 and all(url.startswith(served.url) for url in asked), asked
-    assert [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert [
+        entry
+        for entry in page.get_log("browser")  # type: ignore[no-untyped-call]
+        if entry["level"] == "SEVERE"
+    ] == []
 
 
 def test_a_click_on_a_block_explains_it_and_escape_ends_that(page: Chrome) -> None:
