@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -38,8 +40,8 @@ def trace(
         tracer.look()  # whoever is there is traced before anything is said
         if not as_json:
             show(f"tracing for {seconds:g} s; Ctrl-C ends it sooner")
-        with contextlib.suppress(KeyboardInterrupt):
-            tracer.run(seconds)
+        with until_interrupted() as going:
+            tracer.run(seconds, going)
         traced = tracer.traced()
         about = {"system": system.uname().version, "model": system.uname().model}
     try:
@@ -56,6 +58,17 @@ def trace(
         show(f"{out}: {count(len(traced.calls))} calls of {len(traced.names)} processes, {size(out.stat().st_size)}")
 
 
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[Callable[[], bool]]:
+    """Something that is true until Ctrl-C.  A handler that returns leaves the client's read whole; an exception would not."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: pressed.append(signum))
+    try:
+        yield lambda: not pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Tracer:
     """Collects.  only: pids whose calls are wanted; empty: all, those that come later too."""
 
@@ -70,15 +83,20 @@ class Tracer:
         self._spans: list[Span] = []
         self._lost = 0
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, going: Callable[[], bool]) -> None:
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and going():
             self.look()
             until = min(end, time.monotonic() + LOOK_S)
-            while time.monotonic() < until:
-                note = self._system.notice(timeout=max(0.001, until - time.monotonic()))
-                if note is not None and note.kind == "syscall":
-                    self.told(note.payload)
+            while time.monotonic() < until and going():
+                self.hear(max(0.001, until - time.monotonic()))
+
+    def hear(self, timeout_s: float) -> bool:
+        """One notification.  False: none has come."""
+        note = self._system.notice(timeout=timeout_s)
+        if note is not None and note.kind == "syscall":
+            self.told(note.payload)
+        return note is not None
 
     def look(self) -> None:
         """Who is there, and doing what."""
@@ -109,6 +127,8 @@ class Tracer:
         with contextlib.suppress(AttnixError):
             health = self._system.health(0)
             end_ns, samples = health.at_ns, tuple(s for s in health.samples if s.at_ns >= self._began_ns)
+            while self.hear(0.001):  # what had been told before that answer
+                pass
             decisions = tuple(row for row in self._system.explain().rows if row.at_ns >= self._began_ns)
         spans = [*self._spans, *self._states.values()]
         return Traced(self._names, list(self._calls.values()), spans, samples, decisions, end_ns, self._lost)
