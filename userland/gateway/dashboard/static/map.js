@@ -4,7 +4,7 @@ import { ago, count, make, size } from "./words.js";
 import { cell, named } from "./colours.js";
 
 const GAP = 1;
-const SMALLEST = 6, LARGEST = 22; // pixels of a cell
+const SMALLEST = 6, LARGEST = 26; // pixels of a cell
 
 export class TierMap {
   // told(text): what is under the cursor; asked(map, i): Enter or a click; left(): Escape
