@@ -234,7 +234,9 @@ def driver_specs(
             argv=driver_argv(module),
             config=config | ({"ordinal": d} if device == "cuda" else {}),
             # Frames in a device's own memory leave the arena a stub that nobody reads.
-            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens) if device == "cpu" else _STUB_BYTES,
+            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens)
+            if device == "cpu"
+            else _STUB_BYTES,
             rows_bytes=layout.total_bytes,
             arena="kept" if device == "cpu" else "lost",
             device_bytes=0 if device == "cpu" else capacity_frames * shape.kv.frame_bytes(options.block_tokens),

@@ -139,7 +139,7 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     else:
         yield Step("kernels", (*pytest, "tests/gpu", "--ignore=tests/gpu/test_dry.py"))
     yield from sanitized(dry)
-    engine = ["tests/conformance/test_accel_cuda_dry.py"]
+    engine = ["tests/conformance/test_accel.py"]
     engine += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("*/test_cuda*.py"))]
     here = [path for path in engine if (ROOT / path).exists()]
     narrowed = ("-k", "fast-bfloat16 and probe") if dry else ()
