@@ -239,7 +239,7 @@ class Scheduler:
             (mine if len(mine) < LOOK else rest).append(context)
         for name, mine in looked.items():
             if not self.policy.plain and len(mine) > 1:
-                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks)
+                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks, self.policy.attains)
                 looked[name] = [mine[i] for i in arranged(self.policy, found)]
         if len(looked) == 1:
             (line,) = looked.values()
@@ -279,7 +279,7 @@ class Scheduler:
         job.since_ns = m.now_ns
         job.due_ns = m.now_ns + args.ttft_ms * 1_000_000 if args.ttft_ms else 0
         others = [c for c in self.queue if c is not context][:LOOK]
-        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True)
+        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True, self.policy.attains)
         return self.policy.late_ns(mine, self._forecast(mine, theirs))
 
     def _forecast(self, mine: Waiting, theirs: list[Waiting]) -> Forecast:

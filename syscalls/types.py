@@ -103,7 +103,15 @@ from attnix.kernel.calls import (
     WaitToolResult,
 )
 from attnix.kernel.errors import E
-from attnix.kernel.params import ABI_VERSION, BLOCK_TOKENS, MAX_FORK, MAX_LOGPROBS, MAX_MESSAGE_BYTES
+from attnix.kernel.params import (
+    ABI_VERSION,
+    BLOCK_TOKENS,
+    MAX_FORK,
+    MAX_LOGPROBS,
+    MAX_MESSAGE_BYTES,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -111,6 +119,8 @@ __all__ = [
     "MAX_FORK",
     "MAX_LOGPROBS",
     "MAX_MESSAGE_BYTES",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_STRINGS",
     "AdviseArgs",
     "AllocContextArgs",
     "AllocContextResult",

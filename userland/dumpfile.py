@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from attnix.syscalls import SyscallError
 from attnix.syscalls.abi import BY_NAME, Record
@@ -172,7 +172,7 @@ class SavedSystem(SyncPlainCalls):
         pass
 
     def _invoke(self, name: str, args: Record, result: type[R]) -> R:
-        return result(*self._answer(name, args))
+        return cast(R, self._answer(name, args))
 
     def _answer(self, name: str, args: Record) -> Record:
         """As it was asked then, or out of the answer to a wider question."""

@@ -55,6 +55,7 @@ from attnix.kernel.step import Kernel
 from attnix.kernel.sysctl import Sysctl
 from attnix.plugins import register_policies
 from attnix.recording import Header, Recorder
+from attnix.syscalls import systemd
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Listener
 from attnix.syscalls.paths import default_socket_path, home_dir
@@ -353,7 +354,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     for signum in _STOPPED:
         loop.add_signal_handler(signum, this.cancel, signum.name)  # until the daemon has its own
     try:
-        listener = Listener(options.socket, options.socket_group)
+        listener = systemd.inherited(options.socket_group) or Listener(options.socket, options.socket_group)
     except CannotListen as error:
         raise BootError(str(error)) from error
     relay = _Relay()
@@ -424,9 +425,15 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         if isinstance(error, (DriverStartError, TextUnavailable, BootError, ValueError, OSError, MemoryError)):
             raise BootError(str(error)) from error
         raise
+
+    def serving() -> None:
+        ready(listener.path)
+        systemd.notify("READY=1")
+
     try:
-        return await daemon.run(lambda: ready(listener.path))
+        return await daemon.run(serving)
     finally:
+        systemd.notify("STOPPING=1")
         if recorder is not None:
             recorder.close()
 

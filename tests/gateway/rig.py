@@ -17,11 +17,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from attnix.syscalls import Client, connect
 
-DEADLINE_S: Final = 60.0
+DEADLINE_S: Final = 30.0
 SOURCE: Final = str(Path(__file__).resolve().parents[2] / "src")
 DAEMON: Final = Path(__file__).resolve().parents[1] / "wire" / "served_daemon.py"
 START, END = 256, 257  # <|im_start|>, <|im_end|>
-VOCAB: Final = 258
+LONG: Final = ("DE", "HI", "J tail", "EFG")  # tokens of several characters, from 258 on
+VOCAB: Final = 258 + len(LONG)
 BLOCK: Final = 16
 
 # Qwen2.5's way with tools, written anew and shorter.
@@ -60,6 +61,7 @@ def write_text(directory: Path, template: str = TEMPLATE) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    tokenizer.add_tokens([AddedToken(piece, special=False) for piece in LONG])
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"chat_template": template, "eos_token": "<|im_end|>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))

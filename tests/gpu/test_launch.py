@@ -98,7 +98,10 @@ def test_without_a_gpu_the_tuner_and_the_bench_refuse_and_say_why() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    for module, what in (("attnix.kernels_gpu.tune", "needs a GPU"), ("attnix.bench_attention", "torch sees none here")):
+    for module, what in (
+        ("attnix.kernels_gpu.tune", "needs a GPU"),
+        ("attnix.bench_attention", "torch sees none here"),
+    ):
         done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True)
         assert done.returncode != 0 and what in done.stderr and "Traceback" not in done.stderr
     done = subprocess.run([sys.executable, "tests/gpu/run.py"], capture_output=True, text=True, cwd=ROOT)

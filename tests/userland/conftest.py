@@ -114,7 +114,7 @@ def serving(folder: Path) -> Iterator[Serve]:
     yield start
     for process, path in daemons:
         try:
-            if process.poll() is None:
+            if process.poll() is None and os.path.exists(path):  # else the test has shut it down
                 with connect(path, timeout=DEADLINE_S) as system:
                     assert system.fsck().problems == ()
                     until(lambda: system.vmstat().counters["contexts"] == 0, "the release of every context")

@@ -89,10 +89,12 @@ def test_a_tracer_that_does_not_read_is_not_waited_for() -> None:
         traced.write(reply(request, 3, {"message": "no"}))
 
     sent.unread = True
-    call(1), call(2)
+    call(1)
+    call(2)
     assert told == []
     sent.unread = False
-    call(3), call(4)
+    call(3)
+    call(4)
     assert [(note.request, note.lost, note.errno, note.result) for note in told] == [(3, 2, 3, "no"), (4, 0, 3, "no")]
     tracing.change(Trace(2, 1, 7, "none"))
     assert not tracing.active and traced.write == traced.peer.write

@@ -114,8 +114,9 @@ def agents(
     agents: Annotated[int, typer.Option(help="How many.", min=1)] = 10_000,
     tokens: Annotated[int, typer.Option(help="Of an agent's first prompt.", min=1024)] = 50_000,
     calls: Annotated[int, typer.Option(help="Tool calls of each.", min=1)] = 2,
-    tool_s: Annotated[float, typer.Option(help="Mean of a tool's time, simulated seconds.", min=1)] = 36_000.0,
-    start_s: Annotated[float, typer.Option(help="Agents begin within so long.", min=0)] = 36_000.0,
+    tool_s: Annotated[float, typer.Option(help="Mean of a tool's time, simulated seconds.", min=1)] = 100_000.0,
+    start_s: Annotated[float, typer.Option(help="Agents begin within so long.", min=0)] = 100_000.0,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 2048,
     eta: Annotated[str, typer.Option(help="What a wait says of it: nothing, exact or noisy.")] = "",
     policy: Annotated[str, typer.Option(help="wait.policy.")] = "",
     profile: Annotated[str, typer.Option(help="A machine of `attnix replay`.")] = "h100-8b",
@@ -124,7 +125,7 @@ def agents(
     """Thousands of agents with long contexts, most of them in a tool wait, in simulation: tokens, times, the kernel's steps."""
     printed = measured(
         "attnix.study_agents", "--agents", str(agents), "--tokens", str(tokens), "--calls", str(calls), "--tool-s", str(tool_s),
-        "--start-s", str(start_s), "--eta", eta, "--policy", policy, "--profile", profile,
+        "--start-s", str(start_s), "--block-tokens", str(block_tokens), "--eta", eta, "--policy", policy, "--profile", profile,
     )  # fmt: skip
     if as_json:
         sys.stdout.write(printed)

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from attnix.syscalls import AsyncClient
+from attnix.syscalls import AsyncClient, AsyncContext, AsyncProcess
 from attnix.syscalls.session import Note
 from attnix.syscalls.types import WaitNote
 
@@ -55,6 +55,8 @@ class Gateway:
         self.pins.drop_all()
         await self.words.load(client)
         await self.keys.apply(client)
+        (longest,) = (await client.sysctl("pin.max_ms")).rows
+        self.pins.longest_s = float(longest.value) / 1000
         self._grammars = None
         listener = asyncio.ensure_future(self._listen(client))
         self._ending.add(listener)
@@ -92,6 +94,23 @@ class Gateway:
         if self._grammars is None:
             self._grammars = await self.words.run(Grammars, self.words.model, self.words.uname.vocab_tokens)
         return await self.words.run(self._grammars.begin, lark, param)
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    async def spawn(
+        self, client: AsyncClient, name: str, *, fork_of: AsyncContext | None = None, group: str = "", domain: str = ""
+    ) -> AsyncProcess:
+        """A process.  Whoever is cancelled while it waits for one leaves none behind."""
+        made = asyncio.ensure_future(client.spawn(name, 0, fork_of, group, domain))
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            made.add_done_callback(lambda done: self._unwanted(client, done))
+            raise
+
+    def _unwanted(self, client: AsyncClient, made: asyncio.Future[AsyncProcess]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            self.end_process(client, made.result().pid)
 
     # -- endings --------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ class Pins:
     """Pinned contexts by what they hold, the least recently used first."""
 
     def __init__(self) -> None:
+        self.longest_s = 0.0  # that the system pins for; set with each connection
         self._all: OrderedDict[bytes, tuple[AsyncProcess, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -60,6 +61,7 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
     for (_, seconds), length in zip(ask.pins, marks, strict=False):
         if not 0 < length <= len(conversation.tokens):
             continue
+        seconds = min(seconds, gateway.pins.longest_s)
         beginning = conversation.tokens[:length].tobytes()
         digest = hashlib.blake2b(beginning, key=ask.key.name.encode()[:64], digest_size=16).digest()
         client = gateway.upstream.client
@@ -69,7 +71,7 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
                 await client.pin(known.context.handle, round(seconds * 1000))
                 gateway.pins.put(digest, known, seconds)
                 continue
-            process = await client.spawn(f"{ask.key.name} cache"[:120], fork_of=conversation.context)
+            process = await gateway.spawn(client, f"{ask.key.name} cache", fork_of=conversation.context)
         except SyscallError:
             gateway.pins.drop(digest)
             if known is not None:
@@ -79,8 +81,10 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
         try:
             await process.context.truncate(length)
             await client.pin(process.context.handle, round(seconds * 1000))
-        except SyscallError:
+        except BaseException as error:
             gateway.end_process(client, process.pid)
+            if not isinstance(error, SyscallError):
+                raise
             continue
         for leaving in gateway.pins.put(digest, process, seconds):
             gateway.end_process(client, leaving.pid)
