@@ -30,7 +30,7 @@ from ...stored import Gates, Placed, StoredFormat, errors
 from ..model import I64
 from ..transfers import Speed
 from .checks import Mask
-from .device import Device, Stream
+from .device import Device, Stream, end_driver
 from .frames import DeviceFrames
 from .moving import Moving
 from .ops import Ops
@@ -177,6 +177,8 @@ class DeviceCarrier:
             try:
                 failed = self._move(moving, self._arena)
             except Exception as error:  # whatever it is, the transfer is answered and the next one has its turn
+                if isinstance(error, torch.AcceleratorError):
+                    end_driver(error)
                 print(f"attnix.drivers.accel: {transfer.verb}: {type(error).__name__}: {error}", file=sys.stderr)
                 code = E.ENOMEM if isinstance(error, MemoryError | torch.OutOfMemoryError) else E.EIO
                 failed = [(item, int(code)) for item in range(len(moving))]
