@@ -155,7 +155,7 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     tiny = ("--rounds", "1") if dry else ()
     yield Step("attention", (*attnix, "bench", "attention", *(("--dry", *tiny) if dry else ())), device, shown=True)
     at = ("--model", str(model))
-    quick = ("--quick", "--only", "batch 1,") if dry else ()
+    quick = ("--quick", "--only", "batch 1,", "--hbm-mib", "64") if dry else ()
     yield Step("decode", (*attnix, "bench", "decode", *at, "--peers", "", *quick), device | home, shown=True)
     yield Step(
         "tiers", (*attnix, "bench", "tiers", *at, *tiny, *(("--nvme-frames", "8") if dry else ())), device, shown=True

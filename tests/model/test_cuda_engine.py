@@ -25,9 +25,9 @@ from attnix.drivers.accel.cuda.ops import TorchOps
 from attnix.drivers.accel.cuda.weights import Shard
 from attnix.drivers.accel.model import PassRefused
 from attnix.drivers.accel.weights import load_model
-from attnix.kernel.batch import HISTORY, SAMPLE
+from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE
 from attnix.kernel.errors import E
-from attnix.kernel.events import ExecDone, ExecFailed
+from attnix.kernel.events import Exec, ExecDone, ExecFailed
 
 Tiny = Callable[[str], tuple[Path, Any]]
 F32 = npt.NDArray[np.float32]
@@ -389,6 +389,24 @@ def test_rows_with_and_without_penalties_in_one_pass(tiny_model: Tiny, backend: 
         done.append(rig.execute(records, text * 5, [np.array(text, np.int32)] * 2))
     assert done[1].tokens == done[0].tokens
     close(np.frombuffer(done[1].logprobs, np.float32), np.frombuffer(done[0].logprobs, np.float32))
+
+
+def test_alternatives_with_and_without_masks_in_one_pass(tiny_model: Tiny, backend: Any) -> None:
+    """A mask leaves few tokens, or more than are wanted; the others' alternatives stay in their places."""
+    path, _ = tiny_model("llama")
+    text = text_of(12)
+    masks = [np.isin(np.arange(300), allowed) for allowed in ([7, 3, 250], range(0, 300, 3))]
+    packed = tuple(np.packbits(mask, bitorder="little").tobytes() for mask in masks)
+    done = []
+    for rig in (backend(path), backend(path, settings=DRY)):
+        records = rig.seqs(range(4), [12] * 4, FORWARD, logprobs=5)
+        records["flags"][[0, 2]] |= ALLOWED
+        tokens = np.array(text * 4, np.int32).tobytes()
+        done.append(rig.backend.execute(Exec(0, 1, records.tobytes(), tokens, b"", (), b"", packed)))
+    assert [len(ids) // 4 for ids, _ in done[1].tops] == [3, 5, 5, 5]
+    assert [ids for ids, _ in done[1].tops] == [ids for ids, _ in done[0].tops]
+    for (_, mine), (_, theirs) in zip(done[1].tops, done[0].tops, strict=True):
+        close(np.frombuffer(mine, np.float32), np.frombuffer(theirs, np.float32))
 
 
 # -- parts --------------------------------------------------------------------------------------------------------
