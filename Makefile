@@ -84,6 +84,7 @@ imports: build
 	$(BIN)/lint-imports
 syscalls-doc: build
 	$(BIN)/python -m attnix.syscalls.docgen --check
+	$(BIN)/python -m attnix.userland.shell.manual --check
 
 fmt: build
 	$(BIN)/ruff check --fix .
@@ -91,6 +92,7 @@ fmt: build
 
 docs: build
 	$(BIN)/python -m attnix.syscalls.docgen
+	$(BIN)/python -m attnix.userland.shell.manual
 
 # -- more -----------------------------------------------------------------------------------------------------------
 
@@ -111,8 +113,11 @@ grind: build
 asan: build
 	bash tests/diff/asan.sh
 
+# On a machine with a GPU: all that needs one, results into docs/performance.md; no network.  Any Python with the wheels that
+# tests/gpu/run.py names: `make gpu PYTHON=python3`.  DRY=1: tiny sizes and the interpreter in place of the device.
 gpu:
-	@echo "make gpu: the CUDA engine is still to come; nothing in this version runs on a GPU."; exit 1
+	@$(if $(filter command line environment,$(origin PYTHON)),$(PYTHON),$$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON))) \
+	  tests/gpu/run.py $(if $(DRY),--dry) $(GPU_ARGS)
 
 # Engines to measure against, in a venv of their own.  One that cannot be installed is said to be missing.
 peers:

@@ -60,7 +60,7 @@ class Probe(NamedTuple):
     kind: str  # accel | sim | nvme | remote | ...
     pid: int
     fingerprint: str  # hex digest of the weights' content: part of every block key
-    capabilities: tuple[str, ...]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena
+    capabilities: tuple[str, ...]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena; "layered": loads go on beside passes
     capacity_frames: int
     frame_bytes: int
     alignment_bytes: int
@@ -73,6 +73,9 @@ class Probe(NamedTuple):
     write_bytes_s: int = 0
     latency_ns: int = 0  # of a transfer of one frame, beyond its bytes
     prefill: tuple[TimedPrefill, ...] = ()  # timed at the start of the first life; each an array of three on the wire
+    arena: str = (
+        "kept"  # an accel: whether its frames outlive it (in the daemon's memfd), or are "lost" (in a device's memory)
+    )
 
 
 class ExecStats(NamedTuple):

@@ -227,12 +227,49 @@ class StoredFormat:
         )
         return _failures(codes, n) if failed else []
 
+    def placed(self, stored: Any, frames: bytes, tags: bytes) -> Placed:
+        """Stored frames whose payloads something else copies in or out (a device): see Placed.  Error: ValueError."""
+        return Placed(self, stored, frames, tags, self._count(frames, 4, tags))
+
     def _count(self, frames: bytes, item_bytes: int, tags: bytes | None) -> int:
         n = len(frames) // item_bytes
         if len(frames) % item_bytes or (tags is not None and len(tags) != n * self.tag_bytes):
             given = "no" if tags is None else len(tags)
             raise ValueError(f"{len(frames)} bytes of frames with {given} bytes of tags of {self.tag_bytes}")
         return n
+
+
+class Placed:
+    """A batch of stored frames whose payloads a device reads or writes where they lie.
+
+    Out of them: `verify_layers` from layer 0 on, each group before the device is told to read it.
+    Into them: `void`, the device writes payloads, `seal`.
+    """
+
+    def __init__(self, format_: StoredFormat, stored: Any, frames: bytes, tags: bytes, n: int) -> None:
+        self._c, self._n, self._tags = format_.c, n, tags
+        self._stored = ffi.from_buffer("char[]", stored, require_writable=True)
+        self._frames = ffi.from_buffer("int32_t[]", frames)
+        self._codes = ffi.new("int32_t[]", n)
+
+    def verify_layers(self, first: int, count: int) -> bool:
+        """Check layers first .. first + count - 1 of every item (with layer 0 its header); whether all are good so far."""
+        stored, n = self._stored, self._n
+        return not lib.ax_verify_layers(
+            self._c, stored, len(stored), self._frames, n, self._tags, self._codes, first, count
+        )
+
+    def void(self) -> bool:
+        """Make them no stored frames; whether all exist."""
+        return not lib.ax_void(self._c, self._stored, len(self._stored), self._frames, self._n, self._codes)
+
+    def seal(self) -> None:
+        """Header, checksums and padding for the items that exist, around payloads that are there."""
+        lib.ax_seal_placed(self._c, self._stored, self._frames, self._n, self._tags, self._codes)
+
+    @property
+    def failures(self) -> list[Failure]:
+        return _failures(self._codes, self._n)
 
 
 def _failures(codes: Any, n: int) -> list[Failure]:

@@ -229,7 +229,7 @@ class Supervisor:
         device = _Device(spec, self._shared, self._emit, self._log)
         device.set_identity(self._identity)
         self._devices[spec.device] = device
-        if spec.tier == "hbm":
+        if spec.tier == "hbm" and spec.arena == "kept":  # else its frames are not there, and nobody can read into them
             self._shared.hbm_fds[spec.device] = device.arena_fd
         return device
 
@@ -473,7 +473,8 @@ class _Device:
             life.identify(self._identity)
         for found in life.found:
             self._emit_open(found)
-        arena = self.spec.arena if life.epoch > 1 else "lost"  # the first life finds nothing worth keeping
+        # The first life finds nothing worth keeping; a driver whose frames lie in its device's memory never does.
+        arena = self.spec.arena if life.epoch > 1 and probe.arena != "lost" else "lost"
         self._emit_open(
             DriverUp(
                 self.spec.device, life.epoch, life.pid, arena, probe.engine, probe.capabilities,

@@ -13,6 +13,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .calls_health import FramesArgs as FramesArgs
+from .calls_health import FramesResult as FramesResult
+from .calls_health import HeadRow as HeadRow
+from .calls_health import HealthArgs as HealthArgs
+from .calls_health import HealthResult as HealthResult
+from .calls_health import HoldingRow as HoldingRow
+from .calls_health import LinkRow as LinkRow
+from .calls_health import SampleRow as SampleRow
+from .calls_health import ToolRow as ToolRow
 from .params import OOM_ADJ_AS_IS
 
 
@@ -271,6 +280,26 @@ class PagemapResult(NamedTuple):
     flags: bytes  # uint8: 1 full, 2 indexed, 4 valid (computed), 8 wired
     hits: bytes  # int32
     copies: bytes = b""  # uint8: bit d is set where device number d holds a copy; empty when there is only one tier
+    ages: bytes = (
+        b""  # int32: ms since the block was last wanted, -1: nobody knows.  As `copies`, past the last frame too
+    )
+
+
+class ReadArgs(NamedTuple):
+    """Tokens [start, end) of a context's log (end -1: to its end).  By handle or, from any connection of the same uid, by cid."""
+
+    ctx: int = 0
+    cid: int = 0
+    start: int = 0
+    end: int = -1
+
+
+class ReadResult(NamedTuple):
+    cid: int
+    start: int
+    tokens: bytes  # int32
+    text: bytes = b""  # their bytes, which need not begin or end at a character; empty without a tokenizer
+    ends: bytes = b""  # int32: where in `text` each of them ends
 
 
 # -- names and snapshots ------------------------------------------------------------------------------------------
@@ -694,6 +723,28 @@ class FsckResult(NamedTuple):
     problems: tuple[str, ...]  # empty: every invariant holds
     checked_blocks: int
     checked_contexts: int
+
+
+class TraceArgs(NamedTuple):
+    """what  "syscalls": a notification `syscall` for each call from now on | "none": no more of them"""
+
+    pid: int
+    what: str = "syscalls"
+
+
+class SyscallNote(NamedTuple):
+    """Notification "syscall": a call of a traced process.  One that is not answered at once is told twice, the second time
+    with its answer.  An empty name: the traced process's client is gone, and nothing more will come."""
+
+    pid: int  # as it was given to `trace`
+    at_ns: int  # when it came, on the machine's monotonic clock
+    request: int  # its id on the traced connection
+    name: str
+    args: str  # as name=value, ...; long ones cut short, secrets left out
+    took_ns: int = -1  # from then until its answer was written; -1: not answered yet
+    errno: int = 0
+    result: str = ""  # as args; of an error its message
+    lost: int = 0  # notifications before this one that were left out, since the tracer did not read
 
 
 class DmesgArgs(NamedTuple):

@@ -70,7 +70,7 @@ class Job:
 class Context:
     __slots__ = (
         "admitted", "asked_ns", "cid", "device", "domain", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start", "lost_tokens",
-        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "queued", "reached", "rested_ns", "slot", "tier_hits", "told_blocks", "turns",
+        "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "prompt_tokens", "queued", "reached", "rested_ns", "slot", "tier_hits", "told_blocks", "turns",
         "unparking", "wait", "waited", "waits",
     )  # fmt: skip
 
@@ -105,6 +105,7 @@ class Context:
         self.reached = 0  # tokens that were in hbm when it last lost its frames
         self.hint: tuple[int, int] | None = None  # (kind, due_ns): what is known of the end of the turn that runs
         self.turns = 0  # generations that ended
+        self.prompt_tokens = 0  # length of its log when it was first asked for something; 0: it never was
         self.told_blocks = 0  # first blocks of its log that its device's eviction policy has heard of
         self.mark = Usage()  # usage when the last generation ended
         self.kept: Kept | None = None  # it outlives its connection (names.py)

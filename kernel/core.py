@@ -19,7 +19,7 @@ from .batch import SEQ_BYTES
 from .coreapi import check_shape
 from .errors import Panic
 from .geometry import RowLayout
-from .records import OK, PREFILL, Account, Admit, Advance, Commit, Counters, Plan, SlotRow
+from .records import OK, PREFILL, Account, Admit, Advance, Commit, Counters, Plan, Prefix, SlotRow
 
 _ROOT_BYTES: Final = 16
 _COUNTERS: Final = len(Counters._fields)
@@ -387,6 +387,9 @@ class Core:
 
     def log_blocks(self, s: int) -> list[int]:
         return self._list(lib.core_log_blocks(self._c, s))
+
+    def prefix(self, s: int) -> Prefix:
+        return Prefix(*self._list(lib.core_prefix(self._c, s)))
 
     def tail_of(self, s: int) -> tuple[int, int]:
         block, end = self._list(lib.core_tail_of(self._c, s))

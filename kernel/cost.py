@@ -14,6 +14,8 @@ from __future__ import annotations
 from math import ceil, sqrt
 from typing import Final, NamedTuple
 
+from .params import LINK_SETTLES
+
 _KEEP: Final = 0.98  # weight that a pass keeps when the next one is seen
 _SMOOTH: Final = 0.2  # weight of the latest transfer
 _ENOUGH: Final = 3.0  # weighted passes before the fit is believed
@@ -136,13 +138,20 @@ def _solve(xx: list[list[float]], xy: list[float], parts: tuple[int, ...]) -> di
 class Link:
     """One direction of one device: how fast bytes go."""
 
-    __slots__ = ("bytes_s", "latency_ns", "moved_bytes", "moves")
+    __slots__ = ("bytes_s", "first_bytes_s", "late_ns", "latency_ns", "moved_bytes", "moves")
 
     def __init__(self, bytes_s: float = 0.0, latency_ns: float = 0.0) -> None:
         self.bytes_s = bytes_s  # 0: unknown
         self.latency_ns = latency_ns
+        self.first_bytes_s = 0.0  # when it came up, or once it had settled; 0: not yet
+        self.late_ns = 0.0  # that transfers took longer than they would have then
         self.moved_bytes = 0
         self.moves = 0
+
+    def measured(self, bytes_s: float, latency_ns: float) -> None:
+        """By its driver, before anything went over it."""
+        self.bytes_s = self.first_bytes_s = bytes_s
+        self.latency_ns = latency_ns
 
     def seen(self, moved_bytes: int, elapsed_ns: int, items: int) -> None:
         """A transfer of `items` frames ended.  Those of one frame say more about latency, the others about bandwidth."""
@@ -154,6 +163,10 @@ class Link:
             self.bytes_s = _blend(self.bytes_s, moved_bytes * 1e9 / elapsed_ns)
         elif items == 1:
             self.latency_ns = _blend(self.latency_ns, max(0.0, elapsed_ns - moved_bytes * 1e9 / self.bytes_s))
+        if self.first_bytes_s:
+            self.late_ns += max(0.0, elapsed_ns - self.latency_ns - moved_bytes * 1e9 / self.first_bytes_s)
+        elif self.moves == LINK_SETTLES:
+            self.first_bytes_s = self.bytes_s
 
     def ns(self, n_bytes: int) -> float:
         """0 when nothing is known."""
@@ -214,6 +227,15 @@ class Costs:
     def link(self, device: int, verb: str) -> Link:
         """verb: "read" out of the device's frames, "write" into them."""
         return self._links.setdefault((device, verb), Link())
+
+    def links_of(self, device: int) -> list[tuple[str, Link]]:
+        """The directions of a device that anything is known of."""
+        found = ((verb, self._links.get((device, verb))) for verb in ("read", "write"))
+        return [(verb, link) for verb, link in found if link is not None and link.bytes_s]
+
+    def late_ns(self) -> int:
+        """That all transfers took longer than their links did at first."""
+        return round(sum(link.late_ns for link in self._links.values()))
 
     def forget(self, device: int) -> None:
         """Another device has this number now."""

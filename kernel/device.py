@@ -30,6 +30,7 @@ class Device:
         "gone",
         "index",
         "isolate",
+        "layered",
         "name",
         "read_only",
         "removed",
@@ -59,6 +60,7 @@ class Device:
         self.corrupt = 0  # of them, those with other content than they should have
         self.found = b""  # inventory of a driver that is starting
         self.direct = False  # its driver reads straight into hbm frames
+        self.layered = False  # an accel that loads from dram beside its passes: one may follow a load layer by layer
         self.engine = ""
         self.full_seq = 0  # the last transfer sent when a write met ENOSPC, if none sent later went well; 0: otherwise
         self.removed = False  # detached: its number may be used again

@@ -6,6 +6,7 @@ has got there, when nothing more can be done, at its deadline, when it is cancel
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from .calls import AttachTierResult, Empty, MovedResult
@@ -28,10 +29,15 @@ class Errand:
         self.request = request  # 0: nobody waits for the answer
         self.context = context
         self.deadline_ns = deadline_ns
+        self.number = 0  # in the order in which they were begun
 
     def step(self, m: Machine) -> tuple[object, ...] | None:
         """Do what can be done now; the result when it is over."""
         raise NotImplementedError
+
+    def sleeps(self) -> bool:
+        """Nothing can be done before the job of its context has ended (`Errands.rested`)."""
+        return False
 
     def late(self, m: Machine) -> tuple[object, ...] | None:
         """The deadline has come: a result, or None for ETIMEDOUT."""
@@ -211,6 +217,9 @@ class Arrival(Errand):
             return None
         return self.late(m)
 
+    def sleeps(self) -> bool:
+        return self.context is not None and self.context.job is not None
+
     def late(self, m: Machine) -> tuple[object, ...]:
         context = self.context
         if context is None:
@@ -343,15 +352,32 @@ class Wake(Errand):
 
 
 class Errands:
-    """The open ones."""
+    """The open ones, in the order in which they were begun.
+
+    A context that is being made resident and waits for its turn has nothing to do until its job ends, and there may be as many
+    of those as contexts: a step looks only at the others."""
 
     def __init__(self, machine: Machine) -> None:
         self._m = machine
-        self.open: list[Errand] = []
+        self._open: dict[int, Errand] = {}  # by number
+        self._look: set[int] = set()  # numbers of those that the next step may take further
+        self._timed: set[int] = set()  # numbers of those with a deadline
+        self._of: dict[int, list[Errand]] = {}  # by cid
+        self._last = 0
+
+    @property
+    def open(self) -> Collection[Errand]:
+        return self._open.values()
 
     def add(self, errand: Errand) -> None:
-        self.open.append(errand)
+        self._last += 1
+        errand.number = self._last
+        self._open[errand.number] = errand
+        self._look.add(errand.number)
+        if errand.context is not None:
+            self._of.setdefault(errand.context.cid, []).append(errand)
         if errand.deadline_ns:
+            self._timed.add(errand.number)
             self._m.set_timer(errand.deadline_ns)
 
     def arrive(self, conn: int, request: int, context: Context, deadline_ns: int) -> None:
@@ -367,36 +393,53 @@ class Errands:
             m.start(context, job)
         self.add(Arrival(conn, request, context, deadline_ns, job))
 
+    def about(self, context: Context) -> Sequence[Errand]:
+        """The open ones of this context."""
+        return self._of.get(context.cid, ())
+
+    def rested(self, context: Context) -> None:
+        """Its job has ended."""
+        self._look.update(errand.number for errand in self.about(context))
+
     def adopted(self, context: Context) -> None:
         """Somebody waits for a context that was being made resident for nobody."""
-        for errand in self.open:
-            if isinstance(errand, Arrival) and errand.context is context:
+        for errand in self.about(context):
+            if isinstance(errand, Arrival):
                 errand.job = None
 
     def fetching(self, context: Context) -> bool:
         """It is being made resident for nobody yet."""
-        return any(isinstance(e, Arrival) and e.job is not None and e.job is context.job for e in self.open)
+        return any(
+            isinstance(e, Arrival) and e.job is not None and e.job is context.job for e in self.about(context)
+        )  # fmt: skip
 
     def save(self, context: Context) -> None:
         """Copy a kept context as far down as it goes, unless that is being done."""
         m = self._m
         stage = m.tiers.stage
-        if stage is None or any(isinstance(e, Saving) and e.context is context for e in self.open):
+        if stage is None or any(isinstance(e, Saving) for e in self.about(context)):
             return
         target = m.tiers.below(stage.index)
         if target is not None:
             self.add(Saving(0, 0, context, target))
 
     def run(self) -> None:
-        for errand in list(self.open):
-            if errand in self.open:
-                result = errand.step(self._m)
-                if result is not None:
-                    self._end(errand, 0, result)
+        if not self._look:
+            return
+        for number in sorted(self._look):
+            errand = self._open.get(number)
+            if errand is None:
+                continue
+            result = errand.step(self._m)
+            if result is not None:
+                self._end(errand, 0, result)
+            elif errand.sleeps():
+                self._look.discard(number)
 
     def due(self) -> None:
-        for errand in list(self.open):
-            if errand.deadline_ns and self._m.now_ns >= errand.deadline_ns:
+        for number in sorted(self._timed):
+            errand = self._open.get(number)
+            if errand is not None and self._m.now_ns >= errand.deadline_ns:
                 result = errand.late(self._m)
                 errand.stop(self._m)
                 if result is not None:
@@ -416,7 +459,7 @@ class Errands:
         return False
 
     def gone(self, context: Context) -> None:
-        for errand in [e for e in self.open if e.context is context]:
+        for errand in list(self.about(context)):
             self._end(errand, E.ESTALE, {"message": "the context was released meanwhile"})
 
     def driver_asleep(self) -> None:
@@ -426,7 +469,7 @@ class Errands:
 
     def device_gone(self, device: Device) -> None:
         detail: Detail = {"message": f"{device.name} cannot be started: {device.gone}", "device": device.name}
-        for errand in self.open[:]:
+        for errand in list(self.open):
             if isinstance(errand, Attach) and errand.device is device:
                 device.removed = True
                 self._end(errand, E.ENODEV, detail)
@@ -434,6 +477,13 @@ class Errands:
                 self._end(errand, E.ENODEV, detail)
 
     def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
-        self.open.remove(errand)
+        del self._open[errand.number]
+        self._look.discard(errand.number)
+        self._timed.discard(errand.number)
+        if errand.context is not None:
+            mine = self._of[errand.context.cid]
+            mine.remove(errand)
+            if not mine:
+                del self._of[errand.context.cid]
         if errand.request:
             self._m.reply(errand.conn, errand.request, code, result)

@@ -63,7 +63,8 @@ class DriverUp(NamedTuple):
     """A driver answered its probe.  `arena` is "kept" when frames written before survived, else "lost".
 
     engine        how it does its work, for people
-    capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena
+    capabilities  of the driver protocol: "direct" means that its transfers may name an hbm as their arena, "layered" that an accel
+                  loads from dram beside its passes, which may follow layer by layer
     read_bytes_s, write_bytes_s, latency_ns  what it measured of itself at its start; 0: nothing yet
     prefill       passes that it timed before: (tokens computed, tokens cached before them, ns)
     """
@@ -328,6 +329,15 @@ class Notify(NamedTuple):
     record: tuple[object, ...]
 
 
+class Trace(NamedTuple):
+    """From now on tell `conn` of the calls of connection `target`, as those of process `pid`; what "none": no more of them."""
+
+    conn: int
+    target: int
+    pid: int
+    what: str
+
+
 class Prime(NamedTuple):
     """Generation `request` of `conn` goes on with tokens that it had before: under a client that came back, or under none.
 
@@ -403,6 +413,7 @@ Effect: TypeAlias = (
     | WakeDriver
     | Tokens
     | Notify
+    | Trace
     | Prime
     | Journal
     | WriteSnapshot

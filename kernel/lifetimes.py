@@ -197,6 +197,7 @@ class Lifetimes:
             m.count("tool_answers_resident")
         elif not row.entries:
             m.count("tool_answers_absent")
+            self.tools.named(wait.tool).absent += 1
             context.asked_ns = m.now_ns
         self._end(wait)
         self._learn(wait)

@@ -110,7 +110,8 @@ class Guard:
 
     def full(self, active: int) -> bool:
         """Nobody else is to be admitted now."""
-        return 0 < self.limit <= active
+        most = self._m.sysctl.max_admitted
+        return 0 < self.limit <= active or 0 < most <= active
 
     def brought_back(self, again_tokens: int, loaded_tokens: int) -> None:
         """A context that was preempted is admitted again, without so many tokens that it had."""

@@ -136,5 +136,6 @@ def vmstat(m: Machine) -> dict[str, int]:
     counts["contexts"] = len(m.contexts)
     counts["processes"] = len(m.processes)
     counts["connections"] = len(m.connections)
+    counts["contexts_with_work"] = sum(len(s.queue) + len(s.decoding) for s in m.schedulers)
     counts["contexts_in_tool_wait"] = m.lifetimes.waiting
     return dict(sorted(counts.items()))

@@ -22,6 +22,8 @@ from .events import Effect, Reply, SetTimer
 from .evict.protocol import KIND_CANCELLED, KIND_CLOSED, KIND_LENGTH, KIND_TURN
 from .group import Group, Groups
 from .growth import Lengths
+from .heads import Heads
+from .history import History
 from .ids import Cid, Pid, Slot
 from .injected import Injected
 from .interrupts import Interrupts
@@ -75,6 +77,8 @@ class Machine:
         self.syscalls = 0  # counted apart: once per call
         self.lengths = Lengths()
         self.psi = Psi(self)
+        self.heads = Heads(self)
+        self.history = History(self)
         self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
@@ -286,6 +290,7 @@ class Machine:
         process = context.process
         process.past = _add(process.past, self.usage(context))
         self.errands.gone(context)
+        self.heads.left(context)
         self.core.close_slot(context.slot)
         self.movers.abandon(context.cid)
         self.schedulers[context.device].wake(context)
@@ -403,6 +408,7 @@ class Machine:
         scheduler = self.schedulers[context.device]
         scheduler.remove(context)
         context.job = None
+        self.errands.rested(context)
         context.lost_tokens = 0
         scheduler.rest(context)
 
@@ -419,6 +425,12 @@ class Machine:
             row.computed_total, row.hit_total, row.recomputed_total, row.generated_total, context.preemptions,
             hits.get("dram", 0), hits.get("nvme", 0), hits.get("remote", 0),
         )  # fmt: skip
+
+    def served_tokens(self, process: Process) -> int:
+        """Tokens computed for it: that part of `usage_of`, which is read for every job that waits."""
+        core = self.core
+        contexts = process.contexts.values()
+        return process.past.computed_tokens + sum(core.slot_row(c.slot).computed_total for c in contexts)
 
     def usage_of(self, process: Process) -> Usage:
         total = process.past

@@ -146,7 +146,10 @@ class Movers:
         gated: list[Move] = []
         for source, items in direct.items():
             gates = demand and len(items) > 1 and self._m.tiers.gated(source, target)
-            if gates and 0 <= compute_ns < FOLLOW * self._load_ns(source, len(items)):
+            if gates and 0 <= compute_ns < FOLLOW * self._load_ns(source, target, len(items)):
+                if self._m.devices[source].tier == "dram":  # there is no other way, and it is one hop
+                    self.send(items, "load", cid, demand, None)
+                    continue
                 self._staged.extend(Hop(item, demand, cid) for item in items)
                 continue
             move = self._gated(items, cid) if gates else None
@@ -160,9 +163,9 @@ class Movers:
         self.stage()
         return gated
 
-    def _load_ns(self, source: int, frames: int) -> float:
+    def _load_ns(self, source: int, target: int, frames: int) -> float:
         costs = self._m.costs
-        return costs.link(source, "read").ns(frames * costs.frame_bytes)
+        return costs.link(*self._m.tiers.link_of(source, target)).ns(frames * costs.frame_bytes)
 
     def _demand_first(self) -> None:
         """Staged loads in order of service: stable, so that each context's stay in theirs."""

@@ -60,6 +60,7 @@ class Pager:
             freed += more
             if not more:
                 if self._m.movers.moving():
+                    self._m.count("copy_waits")
                     return False
                 if only or self._m.groups.guaranteed:
                     self.stuck = True

@@ -77,6 +77,14 @@ class SlotRow(NamedTuple):
     generated_total: int
 
 
+class Prefix(NamedTuple):
+    """Blocks that a log begins with, by key, each count from where the one before ends."""
+
+    here: int  # VALID on the log's own compute device
+    coming: int  # VALID there or on their way
+    stored: int  # VALID on some device
+
+
 class Account(NamedTuple):
     """What a group, with its sub-groups, has on one device, in frames."""
 

@@ -67,6 +67,7 @@ class Scheduler:
         self._gates: list[Move] = []  # of the pass that is being planned, or in flight
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
+        self.widest = 0  # most contexts that were admitted at once since somebody looked (history.py)
         self.policy = registry.make(machine.sysctl.order)
         self.turns = Turns(machine, device)
         self._line: list[Context] = []  # the queue in the order of service, when the round began
@@ -238,7 +239,7 @@ class Scheduler:
             (mine if len(mine) < LOOK else rest).append(context)
         for name, mine in looked.items():
             if not self.policy.plain and len(mine) > 1:
-                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks)
+                found = facts(m, [(c, self._job(c)) for c in mine], self.policy.looks, self.policy.attains)
                 looked[name] = [mine[i] for i in arranged(self.policy, found)]
         if len(looked) == 1:
             (line,) = looked.values()
@@ -278,7 +279,7 @@ class Scheduler:
         job.since_ns = m.now_ns
         job.due_ns = m.now_ns + args.ttft_ms * 1_000_000 if args.ttft_ms else 0
         others = [c for c in self.queue if c is not context][:LOOK]
-        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True)
+        mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True, self.policy.attains)
         return self.policy.late_ns(mine, self._forecast(mine, theirs))
 
     def _forecast(self, mine: Waiting, theirs: list[Waiting]) -> Forecast:
@@ -321,7 +322,7 @@ class Scheduler:
                 active = self.active()
             if context.wait is not None:
                 if first is None and not self.guard.full(active) and self.pager.admit(context, active):
-                    active += 1
+                    active = self._one_more(active)
                 elif first is None and self.pager.full:
                     self._m.lifetimes.no_room(context)
                 continue
@@ -335,11 +336,11 @@ class Scheduler:
                 if self._passes(first, context) and self.pager.admit(context, active, spare):
                     self._passers.append(context)
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
-                    active += 1
+                    active = self._one_more(active)
             elif self.pager.admit(context, active):
                 if not self.policy.plain:
                     self._overtaken(context, [c for c in self.queue if not c.admitted])
-                active += 1
+                active = self._one_more(active)
             elif context.job is None:
                 return  # it never will fit: its job has ended
             elif self.pager.over:
@@ -354,6 +355,10 @@ class Scheduler:
                 spare = self._spare(first)
                 if self._core.free_frames(self.device) + self._core.reclaimable_frames(self.device) <= spare:
                     return
+
+    def _one_more(self, active: int) -> int:
+        self.widest = max(self.widest, active + 1)
+        return active + 1
 
     def _passes(self, first: Context, context: Context) -> bool:
         """May `context` have frames before `first`, which does not fit?  Only if `first` still fits beside it and all that

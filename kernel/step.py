@@ -107,6 +107,8 @@ class Kernel:
             self._account()
         if m.names.changed:
             m.names.flush()
+        if now_ns >= m.history.due_ns:
+            m.history.look()
         return effects
 
     def _account(self) -> None:
@@ -242,10 +244,11 @@ class Kernel:
         device.driver_pid = event.driver_pid
         device.engine = event.engine
         device.direct = "direct" in event.capabilities
+        device.layered = "layered" in event.capabilities
         for verb, bytes_s in (("read", event.read_bytes_s), ("write", event.write_bytes_s)):
             link = m.costs.link(device.index, verb)
             if bytes_s and not link.bytes_s:
-                link.bytes_s, link.latency_ns = float(bytes_s), float(event.latency_ns)
+                link.measured(float(bytes_s), float(event.latency_ns))
         for tokens, cached, elapsed_ns in event.prefill:
             m.costs.prefill[device.index].seen(tokens, tokens * (cached + tokens / 2), elapsed_ns)
         found = f", frames {event.arena}" if device.restarts else ""
@@ -332,7 +335,8 @@ class Kernel:
             self._lose_pass(device)
             return
         self._lose_pass(device)
-        if event.code == E.E2BIG and len(suspects) > 1:  # nothing is wrong with anybody: smaller passes will do
+        # Too long for a message, or for what the device has left: nothing is wrong with anybody, smaller passes will do.
+        if event.code in (E.E2BIG, E.ENOMEM) and len(suspects) > 1:
             self._isolate(device)
             return
         device.failures += 1

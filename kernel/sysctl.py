@@ -10,6 +10,7 @@ from .evict import registry
 from .order import registry as orders
 from .params import (
     GROWTH_PERMILLE,
+    MAX_ADMITTED,
     MAX_RUNNING,
     OOM_AFTER_MS,
     STEP_TOKENS,
@@ -23,6 +24,7 @@ from .wait import registry as wait_registry
 _BOUNDS: dict[str, tuple[int, int, str]] = {
     "sched.step_tokens": (1, 1 << 20, "token budget of one forward pass"),
     "sched.max_running": (1, 1 << 16, "sequences in one forward pass"),
+    "sched.max_admitted": (0, 1 << 16, "contexts that may own frames and run at once, 0: as many as fit"),
     "sched.watermark_permille": (0, 500, "share of the frames that an admission leaves available for growth"),
     "sched.tpot_ms": (0, 60_000, "wanted time per token of every generation that names none; prompts give way, 0: off"),
     "sched.growth_permille": (
@@ -60,7 +62,11 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
         "fewest first tokens of a known block worth copying, 0: only whole blocks are hits",
     ),
     "tier.gates": (0, 1, "1: a pass may begin before its loads have landed, and waits for them layer by layer"),
-    "wait.ttl_ms": (0, 86_400_000, "for how long wait.policy=ttl keeps the frames of a context that waits for a tool"),
+    "wait.ttl_ms": (
+        0,
+        86_400_000,
+        "for how long the frames of a context that waits for a tool are kept first (wait.policy=cost), or at all (ttl)",
+    ),
     "pin.share_permille": (0, 1000, "share of a device's frames that pinned contexts may hold"),
     "pin.max_ms": (1, 86_400_000, "longest time a context stays pinned"),
 }
@@ -90,6 +96,7 @@ _PUBLIC = ("nobody", "owner", "all")
 class Sysctl:
     step_tokens: int = STEP_TOKENS
     max_running: int = MAX_RUNNING
+    max_admitted: int = MAX_ADMITTED
     watermark_permille: int = WATERMARK_PERMILLE
     tpot_ms: int = 0
     growth_permille: int = GROWTH_PERMILLE

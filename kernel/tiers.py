@@ -117,7 +117,8 @@ class Tiers:
     def gated(self, source: int, target: int) -> bool:
         """A load between the two reports its progress layer by layer, and passes may follow it."""
         a, b = self._m.devices[source], self._m.devices[target]
-        return a.direct and b.tier == "hbm" and bool(self._m.sysctl.gates)
+        follows = a.direct or (a.tier == "dram" and b.layered)
+        return follows and b.tier == "hbm" and bool(self._m.sysctl.gates)
 
     def link_of(self, source: int, target: int) -> tuple[int, str]:
         """(device, verb) whose measured cost is that of this hop, or of the slowest hop between the two."""

@@ -76,7 +76,7 @@ class Sample:
 class Tool:
     """number: in the order in which the kernel has first heard of tools, from 0."""
 
-    __slots__ = ("calls", "durations", "name", "number", "ratios", "written")
+    __slots__ = ("absent", "absurd", "calls", "durations", "name", "number", "ratios", "written")
 
     def __init__(self, name: str, number: int) -> None:
         self.name = name
@@ -84,6 +84,8 @@ class Tool:
         self.durations = Sample(OWN_SAMPLES)
         self.ratios = Sample(RATIOS)  # actual duration / eta
         self.calls = 0  # that were learnt from
+        self.absurd = 0  # etas that were wrong by more than _FARTHEST
+        self.absent = 0  # answers that found no frame of their context
         self.written = 0  # of them, those that the journal knows of
 
 
@@ -139,7 +141,13 @@ class Tools:
             if 1 / _FARTHEST <= ratio <= _FARTHEST:
                 tool.ratios.add(ratio)
                 self._ratios.add(ratio)
+            else:
+                tool.absurd += 1
         return tool
+
+    def heard(self) -> list[Tool]:
+        """All, the one that was heard of last at the end."""
+        return list(self._tools.values())
 
     # -- what is expected -----------------------------------------------------------------------------------------
 

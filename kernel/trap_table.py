@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import traps, traps_group, traps_load, traps_memory, traps_names, traps_process, traps_wait
+from . import traps, traps_group, traps_load, traps_look, traps_memory, traps_names, traps_process, traps_wait
 from .traps import Trap
 
 TRAPS: Final[dict[str, Trap]] = {
@@ -15,4 +15,5 @@ TRAPS: Final[dict[str, Trap]] = {
     **traps_wait.TRAPS,
     **traps_group.TRAPS,
     **traps_load.TRAPS,
+    **traps_look.TRAPS,
 }  # fmt: skip

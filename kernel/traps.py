@@ -22,7 +22,6 @@ from .look import alone, context_row, own_tier_row, own_vmstat, tier_row, uname,
 from .machine import Machine
 from .params import MAX_FORK, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TARGET_MS
 from .process import Connection, Process
-from .records import FACT
 
 Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
 
@@ -326,34 +325,6 @@ def stat(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) ->
     return context_row(m, seen_context(m, connection, args))
 
 
-def pagemap(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.PagemapResult:
-    context = seen_context(m, connection, args)
-    tokens = m.core.slot_row(context.slot).tokens
-    name = m.devices[context.device].name
-    return c.PagemapResult(
-        context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot), _copies(m, context)
-    )
-
-
-def _masks(facts: bytes) -> bytes:
-    return bytes(fact[9] for fact in FACT.iter_unpack(facts))
-
-
-def _copies(m: Machine, context: Context) -> bytes:
-    """Per logical block which devices hold it, as bits; the row's blocks first, then what lies in slower tiers only."""
-    if not m.tiers.exist:
-        return b""
-    where = bytearray(_masks(m.core.facts(m.core.log_blocks(context.slot))))
-    tail, end = m.core.tail_of(context.slot)
-    if tail >= 0 and len(where) == end // m.config.block_tokens:
-        where += _masks(m.core.facts([tail]))
-    entries = m.core.slot_row(context.slot).entries
-    where += bytes(max(0, entries - len(where)))
-    for i in range(entries):
-        where[i] |= 1 << context.device
-    return bytes(where)
-
-
 # -- compute --------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +334,7 @@ def _begin(m: Machine, connection: Connection, call: Syscall, context: Context, 
         job.follows(context.job)
     connection.requests[call.request] = context
     m.lifetimes.used_again(context)
+    m.heads.asked(context)
     m.start(context, job)
 
 
@@ -624,7 +596,6 @@ TRAPS: dict[str, Trap] = {
     "truncate": truncate,
     "release": release,
     "stat": stat,
-    "pagemap": pagemap,
     "generate": generate,
     "forward": forward,
     "score": score,

@@ -1,12 +1,15 @@
-"""System calls about load: pressure."""
+"""System calls about load: pressure, and the numbers that `attnix doctor` wants."""
 
 from __future__ import annotations
 
 from . import calls as c
 from .errors import E, Errno
 from .events import Syscall
+from .health import health as look_at_health
 from .look import admitted_limit
+from .look_frames import frames as look_at_frames
 from .machine import Machine
+from .params import FRAMES_TOLD, HEADS
 from .process import Connection
 from .psi import WINDOW_MS
 from .traps import Trap
@@ -32,4 +35,22 @@ def pressure(m: Machine, connection: Connection, call: Syscall, args: c.Pressure
     )
 
 
-TRAPS: dict[str, Trap] = {"pressure": pressure}
+def health(m: Machine, connection: Connection, call: Syscall, args: c.HealthArgs) -> c.HealthResult:
+    if not 0 <= args.heads <= HEADS:
+        raise Errno(E.EINVAL, f"0 to {HEADS} heads can be told, not {args.heads}", heads=args.heads, limit=HEADS)
+    return look_at_health(m, connection.uid, args.heads)
+
+
+def frames(m: Machine, connection: Connection, call: Syscall, args: c.FramesArgs) -> c.FramesResult:
+    device = next((d for d in m.devices if d.name == args.device and not d.removed), None)
+    if device is None:
+        raise Errno(E.ENODEV, f"there is no device {args.device!r}: see `attnix tiers`", device=args.device)
+    if not 0 <= args.start <= device.capacity or not 0 <= args.most <= FRAMES_TOLD:
+        raise Errno(
+            E.EINVAL, f"{device.name} has {device.capacity} frames, of which {FRAMES_TOLD} at a time can be told",
+            start=args.start, most=args.most, limit=FRAMES_TOLD,
+        )  # fmt: skip
+    return look_at_frames(m, device, connection.uid, args.start, args.most)
+
+
+TRAPS: dict[str, Trap] = {"pressure": pressure, "health": health, "frames": frames}

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from .errors import Panic
 from .params import MAX_DEVICES
-from .records import FACT, FILLING, FREE, LOADING, NO_COPY, VALID
+from .records import FACT, FILLING, FREE, LOADING, NO_COPY, VALID, Prefix
 from .twin_admission import TwinAdmission
 from .twin_tables import PoolState
 
@@ -368,6 +368,27 @@ class TwinTiers(TwinAdmission):
             found.append(b)
             parent = b
         return found
+
+    def prefix(self, s: int) -> Prefix:
+        """How far the slot's log is known, and where it lies.  Only keys are compared: it is a hint."""
+        slot = self._slot(s)
+        here = coming = stored = 0
+        parent = -1
+        for key in slot.keys:
+            b = self._index.get(key, -1)
+            if b < 0 or self._blocks[b].parent != parent or self._blocks[b].domain != slot.domain:
+                break
+            parent = b
+            own = self.copied((b,), 1 << slot.device)[0]
+            if own == 2 and not coming and not stored:
+                here += 1
+            elif own and not stored:
+                coming += 1
+            elif 2 in self.copied((b,), -1):
+                stored += 1
+            else:
+                break
+        return Prefix(here, coming, stored)
 
     def tail_of(self, s: int) -> tuple[int, int]:
         """(block, tokens before its end) of the saved tail, or (-1, 0)."""

@@ -163,6 +163,9 @@ CALLS: Final[tuple[Call, ...]] = (
         Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of the
         uid with `open` by cid.
         """, since=2),
+    _call(37, "read", _CONTEXT, c.ReadArgs, c.ReadResult, f"{_HANDLE} ENOENT EACCES E2BIG", """
+        The tokens of a context's log and, where there is a tokenizer, the bytes that they stand for.  Changes nothing.
+        """, since=4),
     _call(40, "generate", _COMPUTE, c.GenerateArgs, c.GenerateResult,
           f"{_HANDLE} EBUSY E2BIG EAGAIN ENOMEM EDQUOT ENODEV EIO EHOSTDOWN ENOSYS", """
         Sample up to `max_tokens` tokens into the context.  With `stream`, notifications of kind `tokens` carry token ids
@@ -250,6 +253,10 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(83, "sysctl", _SYSTEM, c.SysctlArgs, c.SysctlResult, "ENOENT EACCES", """
         Read a tunable by name, list those under a prefix that ends in a dot (or all, with the empty name), or set one.
         """),
+    _call(84, "trace", _SYSTEM, c.TraceArgs, c.Empty, "ENOENT EACCES", """
+        Be told (`syscall`) of each system call of the connection that holds a process, with its answer and how long that took.
+        Only of processes of the caller's uid.  A tracer that does not read loses notifications, and nobody waits for it.
+        """, since=4),
     _call(85, "explain", _SYSTEM, c.ExplainArgs, c.ExplainResult, f"{_HANDLE} ENOENT EACCES E2BIG", """
         Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block, with
         the numbers that decided, oldest first.
@@ -278,13 +285,23 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(92, "wake", _SYSTEM, c.Empty, c.Empty, "EACCES EBUSY ENOMEM ENODEV EIO EHOSTDOWN ETIMEDOUT ENOSYS", """
         End a `sleep`: take hbm again and go on.
         """, since=2),
+    _call(93, "health", _SYSTEM, c.HealthArgs, c.HealthResult, "", """
+        What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent prompts began
+        (to their own uid only), how fast links were at first, how right etas were, and who holds the frames.  While several
+        uids are served, only the daemon's own user is told more than its own prompts.
+        """, since=4),
+    _call(94, "frames", _SYSTEM, c.FramesArgs, c.FramesResult, "ENODEV", """
+        The frames of a device, so many from `start` on: state, the oldest context that has the content, how many share it, how long
+        ago somebody wanted it, and the block's number.  Of other uids' frames only their own user and the daemon's are told more
+        than that they are taken.
+        """, since=4),
 )  # fmt: skip
 
 BY_NUMBER: Final = {call.number: call for call in CALLS}
 BY_NAME: Final = {call.name: call for call in CALLS}
 assert len(BY_NUMBER) == len(BY_NAME) == len(CALLS)
 
-RESERVED: Final[dict[int, str]] = {24: "cut", 28: "map", 29: "unmap", 84: "trace"}
+RESERVED: Final[dict[int, str]] = {24: "cut", 28: "map", 29: "unmap"}
 assert not RESERVED.keys() & BY_NUMBER.keys()
 
 NOTIFICATIONS: Final[dict[str, type[Record]]] = {
@@ -292,4 +309,5 @@ NOTIFICATIONS: Final[dict[str, type[Record]]] = {
     "wait": c.WaitNote,
     "pressure": c.PressureNote,
     "oom": c.OomNote,
+    "syscall": c.SyscallNote,
 }

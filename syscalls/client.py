@@ -17,6 +17,7 @@ thread; open one connection per thread.  `os.sys` has every call on bare handles
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 import time
@@ -227,6 +228,18 @@ class Client(SyncPlainCalls):
         """Send a request without waiting for its answer."""
         pending: Pending[R] = self._send(Pending, name, args, result)
         return pending
+
+    def notice(self, timeout: float | None = None) -> Note | None:
+        """The next notification that belongs to no request, waited for as long as `timeout` seconds; None when none came."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.notices:
+            left_ms = None if end is None else 1000 * (end - time.monotonic())
+            ready = select.poll()
+            ready.register(self._socket, select.POLLIN)
+            if left_ms is not None and (left_ms <= 0 or not ready.poll(left_ms)):
+                return None
+            self._receive()
+        return self.notices.popleft()
 
     def close(self) -> None:
         """End the connection; the kernel releases what it held, but for named and detached contexts.  Requests still

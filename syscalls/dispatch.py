@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from attnix.kernel.calls import CancelArgs, GenerateArgs, GenerateResult, InjectArgs, Usage
+from attnix.kernel.calls import CancelArgs, GenerateArgs, GenerateResult, InjectArgs, ReadResult, Usage
 from attnix.kernel.errors import Detail, E, Errno
 from attnix.kernel.events import (
     AttachTier,
@@ -46,6 +46,7 @@ from attnix.kernel.events import (
     Syscall,
     Timer,
     Tokens,
+    Trace,
     Transfer,
     WakeDriver,
     WriteSnapshot,
@@ -58,7 +59,8 @@ from .abi import Record
 from .framing import Oversized
 from .listen import Credentials
 from .ports import DriverPort, Failure, JournalPort, KernelPort, SnapshotPort, TextPort
-from .streams import Stream
+from .streams import Stream, spelled
+from .tracing import Tracing
 from .wire import MAX_REQUEST_ID, ROUTES, Refusal, Route, envelope, result_reply
 
 TAIL_TOKENS: Final = 64  # how much of a context's end the chat template wants to see
@@ -70,6 +72,7 @@ BUSY_TIMES: Final = 8  # ... when it happens so often in a row
 
 _TEXT: Final = frozenset(route for route in ROUTES.values() if route.name in ("append", "resume", "inject"))
 _GENERATE: Final = next(route for route in ROUTES.values() if route.name == "generate")
+_READ: Final = next(route for route in ROUTES.values() if route.name == "read")
 _STREAMED: Final = frozenset(route for route in ROUTES.values() if route.name in ("generate", "reattach"))
 _ENDLESS: Final = ("generate", "reattach", "forward", "score", "wait")  # what `cancel` ends
 _record: Final = tuple.__new__  # a NamedTuple in half the time of calling its class
@@ -181,6 +184,8 @@ class Dispatcher:
         self._event: Event | None = None
         self._last_conn = 0
         self._dead = False
+        self._tracing = Tracing(self._clients, self._request, self._send, clock)
+        self._take_request = self._request  # or the tracing one, while anybody is traced
         self.accepting = True  # False once the system goes down: requests are ECANCELED
         self._performers: Final[dict[type[Effect], Callable[..., None]]] = {
             Reply: self._on_reply,
@@ -192,6 +197,7 @@ class Dispatcher:
             SleepDriver: lambda effect: port.sleep(effect.device),
             WakeDriver: lambda effect: port.wake(effect.device),
             Notify: self._on_notify,
+            Trace: self._on_trace,
             Prime: self._on_prime,
             Journal: self._on_journal,
             WriteSnapshot: self._on_snapshot,
@@ -218,6 +224,9 @@ class Dispatcher:
             client.outstanding.clear()
             client.streams.clear()
             self._dirty.pop(client.conn, None)
+            if self._tracing.active:
+                self._tracing.gone(client.conn)
+                self._switch_tracing()
             self.feed(Disconnect(client.conn))
 
     def end_of_requests(self, client: Client, have_bytes: int, missing_bytes: int) -> None:
@@ -272,7 +281,7 @@ class Dispatcher:
                 if len(inbox) != 1 or client.waiting or client.unread or client.ended:
                     self._take(client)
                     continue
-                answer = self._request(client, inbox.popleft())
+                answer = self._take_request(client, inbox.popleft())
                 if answer is not None:
                     client.write(answer)
             if self._events or self._dirty or self._unsaved:
@@ -416,7 +425,7 @@ class Dispatcher:
 
     def _take(self, client: Client) -> None:
         """Take the requests in the inbox, until one has to wait."""
-        inbox, outbox, request = client.inbox, client.outbox, self._request
+        inbox, outbox, request = client.inbox, client.outbox, self._take_request
         left = REQUESTS_AT_ONCE
         while inbox and left and not client.waiting and not client.unread:
             left -= 1
@@ -575,6 +584,8 @@ class Dispatcher:
                 self._events.append(Bug("error", text))
             data = wire.reply(request, int(code), result)
         else:
+            if route is _READ and self._text is not None:
+                result = spelled(cast(ReadResult, result), self._text.table)
             data = result_reply(request, route, cast(Record, result))
         self._send(client, data)
 
@@ -594,6 +605,14 @@ class Dispatcher:
         client = self._clients.get(effect.conn)
         if client is not None:
             self._send(client, wire.notification(effect.kind, effect.record))
+
+    def _on_trace(self, effect: Trace) -> None:
+        self._tracing.change(effect)
+        self._switch_tracing()
+
+    def _switch_tracing(self) -> None:
+        """What nobody asked for costs nothing: not even a look at whether somebody did."""
+        self._take_request = self._tracing.request if self._tracing.active else self._request
 
     def _on_prime(self, effect: Prime) -> None:
         """A generation has another client than before, or none: its text and its stop strings begin anew, with its tokens."""

@@ -6,7 +6,7 @@ import math
 from array import array
 from typing import Final
 
-from attnix.kernel.calls import GenerateArgs, GenerateResult, TokensNote
+from attnix.kernel.calls import GenerateArgs, GenerateResult, ReadResult, TokensNote
 from attnix.kernel.injected import cut
 
 from .text.detokenize import TextStream, TokenTable
@@ -139,3 +139,12 @@ class Stream:
         self._fresh.clear()
         self._parts.append(text)
         return text
+
+
+def spelled(result: ReadResult, table: TokenTable) -> ReadResult:
+    """With the bytes that its tokens stand for; control tokens stand for none."""
+    text, ends = bytearray(), array("i")
+    for token in memoryview(result.tokens).cast("i"):
+        text += table.piece(token)
+        ends.append(len(text))
+    return result._replace(text=bytes(text), ends=ends.tobytes())

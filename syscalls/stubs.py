@@ -28,6 +28,8 @@ from attnix.kernel.calls import (
     ForkResult,
     ForwardArgs,
     ForwardResult,
+    FramesArgs,
+    FramesResult,
     FsckResult,
     GenerateArgs,
     GenerateResult,
@@ -35,6 +37,8 @@ from attnix.kernel.calls import (
     GroupRow,
     GroupsArgs,
     GroupsResult,
+    HealthArgs,
+    HealthResult,
     HelloArgs,
     HelloResult,
     InjectArgs,
@@ -55,6 +59,8 @@ from attnix.kernel.calls import (
     PsArgs,
     PsResult,
     PublishArgs,
+    ReadArgs,
+    ReadResult,
     ReattachArgs,
     RestoreArgs,
     RestoreResult,
@@ -71,6 +77,7 @@ from attnix.kernel.calls import (
     SysctlArgs,
     SysctlResult,
     TiersResult,
+    TraceArgs,
     TruncateArgs,
     TruncateResult,
     UnameResult,
@@ -210,6 +217,12 @@ class SyncPlainCalls(ABC):
         the uid with `open` by cid.
         """
         self._invoke("detach", CtxArgs(ctx), Empty)
+
+    def read(self, ctx: int = 0, cid: int = 0, start: int = 0, end: int = -1) -> ReadResult:
+        """The tokens of a context's log and, where there is a tokenizer, the bytes that they stand for. Changes
+        nothing.
+        """
+        return self._invoke("read", ReadArgs(ctx, cid, start, end), ReadResult)
 
     def generate(
         self,
@@ -387,6 +400,13 @@ class SyncPlainCalls(ABC):
         """
         return self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
 
+    def trace(self, pid: int, what: str = "syscalls") -> None:
+        """Be told (`syscall`) of each system call of the connection that holds a process, with its answer and how long
+        that took. Only of processes of the caller's uid. A tracer that does not read loses notifications, and
+        nobody waits for it.
+        """
+        self._invoke("trace", TraceArgs(pid, what), Empty)
+
     def explain(self, ctx: int = 0, cid: int = 0, block: int = -1) -> ExplainResult:
         """Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block,
         with the numbers that decided, oldest first.
@@ -426,6 +446,20 @@ class SyncPlainCalls(ABC):
     def wake(self) -> None:
         """End a `sleep`: take hbm again and go on."""
         self._invoke("wake", Empty(), Empty)
+
+    def health(self, heads: int = 64) -> HealthResult:
+        """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
+        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
+        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        """
+        return self._invoke("health", HealthArgs(heads), HealthResult)
+
+    def frames(self, device: str, start: int = 0, most: int = 16384) -> FramesResult:
+        """The frames of a device, so many from `start` on: state, the oldest context that has the content, how many
+        share it, how long ago somebody wanted it, and the block's number. Of other uids' frames only their own user
+        and the daemon's are told more than that they are taken.
+        """
+        return self._invoke("frames", FramesArgs(device, start, most), FramesResult)
 
 
 class SyncCalls(SyncPlainCalls):
@@ -589,6 +623,12 @@ class AsyncPlainCalls(ABC):
         the uid with `open` by cid.
         """
         await self._invoke("detach", CtxArgs(ctx), Empty)
+
+    async def read(self, ctx: int = 0, cid: int = 0, start: int = 0, end: int = -1) -> ReadResult:
+        """The tokens of a context's log and, where there is a tokenizer, the bytes that they stand for. Changes
+        nothing.
+        """
+        return await self._invoke("read", ReadArgs(ctx, cid, start, end), ReadResult)
 
     async def generate(
         self,
@@ -766,6 +806,13 @@ class AsyncPlainCalls(ABC):
         """
         return await self._invoke("sysctl", SysctlArgs(name, value), SysctlResult)
 
+    async def trace(self, pid: int, what: str = "syscalls") -> None:
+        """Be told (`syscall`) of each system call of the connection that holds a process, with its answer and how long
+        that took. Only of processes of the caller's uid. A tracer that does not read loses notifications, and
+        nobody waits for it.
+        """
+        await self._invoke("trace", TraceArgs(pid, what), Empty)
+
     async def explain(self, ctx: int = 0, cid: int = 0, block: int = -1) -> ExplainResult:
         """Why something was evicted, kept, loaded, missed or computed again: the decisions about one context or block,
         with the numbers that decided, oldest first.
@@ -805,6 +852,20 @@ class AsyncPlainCalls(ABC):
     async def wake(self) -> None:
         """End a `sleep`: take hbm again and go on."""
         await self._invoke("wake", Empty(), Empty)
+
+    async def health(self, heads: int = 64) -> HealthResult:
+        """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
+        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
+        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        """
+        return await self._invoke("health", HealthArgs(heads), HealthResult)
+
+    async def frames(self, device: str, start: int = 0, most: int = 16384) -> FramesResult:
+        """The frames of a device, so many from `start` on: state, the oldest context that has the content, how many
+        share it, how long ago somebody wanted it, and the block's number. Of other uids' frames only their own user
+        and the daemon's are told more than that they are taken.
+        """
+        return await self._invoke("frames", FramesArgs(device, start, most), FramesResult)
 
 
 class AsyncCalls(AsyncPlainCalls):

@@ -40,7 +40,7 @@ class Route:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.name = call.name
-        self.prepares = call.name in ("append", "resume", "inject", "generate")
+        self.prepares = call.name in ("append", "resume", "inject", "generate", "read")
         self.errnos = frozenset(int(errno) for errno in call.errnos)
         self.decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(call.args).decode
         self.kept: Record | None = None

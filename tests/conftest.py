@@ -22,6 +22,9 @@ _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if _workers > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _workers)))
 
+# What boots computes on the CPU, also where there is a GPU, unless this run is about that (docs/cuda.md).
+os.environ["ATTNIX_DEVICE"] = os.environ.get("ATTNIX_TEST_DEVICE", "cpu")
+
 settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=5000, deadline=None)

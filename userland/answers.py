@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isnan
 from types import FrameType
 from typing import Annotated, TypeAlias
 
@@ -12,17 +13,27 @@ import typer
 
 from attnix.syscalls import Context, Stream
 from attnix.syscalls.client import GenerateOptions
-from attnix.syscalls.types import GenerateResult
+from attnix.syscalls.types import MAX_STOP_CHARS, MAX_STOP_STRINGS, GenerateResult
 
-MaxTokensOption: TypeAlias = Annotated[int, typer.Option("--max-tokens", "-n", help="Longest answer, in tokens.")]
-TemperatureOption: TypeAlias = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
-TopPOption: TypeAlias = Annotated[float, typer.Option(help="Sample among the likeliest tokens of this much mass.")]
-SeedOption: TypeAlias = Annotated[int, typer.Option(help="Same seed, same sample.")]
+MaxTokensOption: TypeAlias = Annotated[
+    int, typer.Option("--max-tokens", "-n", help="Longest answer, in tokens.", min=0)
+]
+TemperatureOption: TypeAlias = Annotated[
+    float, typer.Option("--temperature", "-t", help="0 is greedy.", min=0.0, max=100.0)
+]
+TopPOption: TypeAlias = Annotated[
+    float, typer.Option(help="Sample among the likeliest tokens of this much mass.", min=1e-6, max=1.0)
+]
+SeedOption: TypeAlias = Annotated[int, typer.Option(help="Same seed, same sample.", min=0, max=2**64 - 1)]
 StopOption: TypeAlias = Annotated[list[str] | None, typer.Option(help="End at this text. Repeatable.")]
 
 
 def sampling(temperature: float, top_p: float, seed: int, stop: list[str] | None) -> GenerateOptions:
-    """The command line's options as those of `generate`."""
+    """The command line's options as those of `generate`.  Error: BadParameter for what it would refuse of every prompt."""
+    if isnan(temperature) or isnan(top_p):
+        raise typer.BadParameter("--temperature and --top-p are numbers")
+    if len(stop or ()) > MAX_STOP_STRINGS or not all(0 < len(each) <= MAX_STOP_CHARS for each in stop or ()):
+        raise typer.BadParameter(f"--stop: at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARS} characters each")
     return {"temperature": temperature, "top_p": top_p, "seed": seed, "stop": tuple(stop or ())}
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from .commands.agent import agent
 from .commands.batch import batch
@@ -17,29 +22,62 @@ from .commands.demo import demo
 from .commands.durable import names, publish, restore, sleep, snapshot, unlink, wake
 from .commands.kill import kill
 from .commands.memory import demote, evict, pin, prefetch, unpin
+from .commands.nice import nice
 from .commands.pull import pull
 from .commands.replay import SETTINGS as REPLAY_SETTINGS
 from .commands.replay import replay
-from .commands.run import run
+from .commands.run import run as run_
 from .commands.serve import serve
 from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
+from .doctor.command import doctor
 from .output import AttnixError, CommandError, say_error
+from .shell.cat import cat
+from .shell.df import df
 from .shell.dmesg import dmesg
+from .shell.dump import dump
 from .shell.explain import explain
 from .shell.free import free
 from .shell.fsck import fsck
 from .shell.group import group
+from .shell.help import help_
+from .shell.lsctx import lsctx
 from .shell.pmap import pmap
 from .shell.ps import ps
+from .shell.sh import sh
 from .shell.stat import stat
+from .shell.strace import strace
 from .shell.sysctl import sysctl
 from .shell.tiers import tiers
+from .shell.top import top
+from .shell.tree import tree
 from .shell.uname import uname
 from .shell.vmstat import vmstat
 
+
+class Commands(TyperGroup):
+    """Says more than `no such option` of --from where it has no meaning."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        given = any(word == "--from" or word.startswith("--from=") for word in rest)
+        if given and command is not None and command.params and not _looks(command, rest):
+            ctx.fail(
+                f"{name} needs a running system: --from is for commands that only look, such as ps, pmap, tree and df"
+            )
+        return name, command, rest
+
+
+def _looks(command: Any, rest: list[str]) -> bool:
+    inner = getattr(command, "commands", None)
+    if inner is not None:
+        return any(_looks(inner[word], rest) for word in rest[:1] if word in inner)
+    return any("--from" in parameter.opts for parameter in command.params)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="attnix: an operating system for attention state.",
     no_args_is_help=True,
     add_completion=False,
@@ -47,11 +85,11 @@ app = typer.Typer(
 )
 
 _PROGRAMS: tuple[Callable[..., None], ...] = (
-    demo, pull, boot, run, chat, agent, batch, serve, shutdown, kill
+    demo, pull, boot, run_, chat, agent, batch, serve, shutdown
 )  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
-    ps, pmap, free, tiers, stat, explain, fsck, uname, dmesg, vmstat, sysctl
+    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, doctor, strace, sysctl, dmesg, fsck, uname, dump, kill
 )  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)
@@ -60,27 +98,44 @@ for _command in _DURABLE:
     app.command(rich_help_panel="Contexts that last")(_command)
 for _command in _MEMORY:
     app.command(rich_help_panel="Memory")(_command)
+app.command(context_settings={"ignore_unknown_options": True}, rich_help_panel="Inspector")(nice)  # -5 is a value
 for _command in _INSPECTOR:
     app.command(rich_help_panel="Inspector")(_command)
 app.command(context_settings=REPLAY_SETTINGS, add_help_option=False)(replay)  # its options are its own process's
+app.command("help", rich_help_panel="Inspector")(help_)
 app.add_typer(group, name="group", rich_help_panel="Inspector")
 app.add_typer(bench, name="bench")
 app.add_typer(study, name="study")
 
 
+@cache
+def command() -> Any:
+    """What typer makes of all this, once: it takes a tenth of a second, and the shell runs many commands."""
+    return get_command(app)
+
+
 def main() -> None:
-    """Entry point.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
+    """Entry point of the console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """One command.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
-        app()
+        command()(list(words), prog_name="attnix")
+    except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except CommandError as error:
-        say_error(error, "--json" in sys.argv)
-        sys.exit(error.exit_status)
+        say_error(error, "--json" in words)
+        return error.exit_status
     except AttnixError as error:
-        say_error(error, "--json" in sys.argv)
-        sys.exit(1)
+        say_error(error, "--json" in words)
+        return 1
     except BrokenPipeError:  # the reader went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

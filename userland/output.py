@@ -9,6 +9,7 @@ import json
 import sys
 from array import array
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
@@ -20,26 +21,32 @@ from attnix.syscalls import AttnixError, Client, SyscallError, connect
 from attnix.syscalls.exceptions import ConnectionLost
 from attnix.syscalls.types import E
 
+from .dumpfile import SavedSystem
+from .errors import CommandError, Interrupted
+
 SocketOption: TypeAlias = Annotated[
     str, typer.Option("--socket", metavar="PATH", help="Daemon's socket (default: $ATTNIX_SOCKET, or the usual place).")
+]
+FromOption: TypeAlias = Annotated[
+    str, typer.Option("--from", metavar="FILE", help="Look at a dump that `attnix dump` made, not at a running system.")
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 # Record fields that travel as packed arrays.
-_PACKED: Final = {"frames": "i", "shifts": "i", "counts": "h", "sharers": "i", "flags": "B", "hits": "i", "copies": "B"}
-_PIPE_COLUMNS: Final = 96
+_PACKED: Final = {  # one letter of `array` each
+    "frames": "i",
+    "shifts": "i",
+    "counts": "h",
+    "sharers": "i",
+    "flags": "B",
+    "hits": "i",
+    "copies": "B",
+    "ages": "i",
+    "ends": "i",
+}
+_PIPE_COLUMNS: Final = 10_000  # a pipe has no edge: nothing is cut off or broken into lines for it
 
-
-class CommandError(Exception):
-    """A command cannot do what it was asked; the message says why and what to do about it."""
-
-    exit_status: int = 1
-
-
-class Interrupted(CommandError):
-    """Ctrl-C ended it before it was done."""
-
-    exit_status = 130
+System: TypeAlias = Client | SavedSystem  # what a command that only looks may look at
 
 
 def call_system(socket: str, name: str) -> Client:
@@ -47,9 +54,16 @@ def call_system(socket: str, name: str) -> Client:
     return connect(socket or None, name=f"attnix {name}")
 
 
+def look_at(socket: str, name: str, source: str) -> System:
+    """The same for a command that only looks, or the dump that --from names.  Error: CommandError when that is no dump."""
+    return SavedSystem(Path(source)) if source else call_system(socket, name)
+
+
 def plain(value: Any, field: str = "") -> Any:
     """A record as JSON can hold it: objects by field name, packed arrays as lists."""
     if isinstance(value, bytes):
+        if field == "text":  # bytes of tokens, which need not end at a character
+            return value.decode("utf-8", "replace")
         return array(_PACKED.get(field, "i"), value).tolist()
     names = getattr(value, "_fields", None)
     if names is not None:
@@ -126,12 +140,15 @@ def describe_error(error: Exception) -> dict[str, Any]:
 __all__ = [
     "AttnixError",
     "CommandError",
+    "FromOption",
     "Interrupted",
     "JsonOption",
     "SocketOption",
+    "System",
     "call_system",
     "console",
     "describe_error",
+    "look_at",
     "plain",
     "print_json",
     "say_error",

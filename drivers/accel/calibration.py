@@ -14,7 +14,8 @@ from attnix.kernel.batch import SAMPLE, SEQ_FIELDS
 from attnix.kernel.geometry import RowLayout
 
 from ..protocol import TimedPrefill
-from .model import Model, PageRows
+from .engine import Engine
+from .model import PageRows
 
 BUDGET_NS: Final = 1_000_000_000
 _ROUNDS: Final = 3  # of each point the fastest is told: what a neighbour took is not what a pass costs
@@ -26,7 +27,7 @@ _POINTS: Final = (
 )  # fmt: skip
 
 
-def measure_prefill(model: Model, block_tokens: int, budget_ns: int = BUDGET_NS) -> tuple[TimedPrefill, ...]:
+def measure_prefill(model: Engine, block_tokens: int, budget_ns: int = BUDGET_NS) -> tuple[TimedPrefill, ...]:
     """Time passes of one prompt, until every point has had its rounds or another would exceed the budget.
 
     Leaves the model attached to nothing that anybody else has: `attach` it afterwards.  Beyond the budget goes at most the
@@ -39,9 +40,7 @@ def measure_prefill(model: Model, block_tokens: int, budget_ns: int = BUDGET_NS)
     layout = RowLayout(1, frames)
     rows = PageRows.over(np.zeros(layout.total_bytes, np.uint8), layout)
     rows.frame[0] = np.arange(frames)
-    # Written, so that what is cached lies in memory as real KV does, not in the one page of zeros.
-    arena = np.full(frames * model.frame_bytes(block_tokens), 0, np.uint8)
-    model.attach(arena, rows, block_tokens, frames)
+    model.attach(model.scratch(block_tokens, frames), rows, block_tokens, frames)
 
     def pass_ns(tokens: int, cached: int) -> int:
         end = cached + tokens

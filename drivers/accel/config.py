@@ -72,3 +72,12 @@ class ModelConfig:
     def frame_bytes(self, block_tokens: int, kv_dtype: KvDtype) -> int:
         """Bytes of one frame."""
         return self.kv_shape(kv_dtype).frame_bytes(block_tokens)
+
+
+def weight_scalars(config: ModelConfig) -> int:
+    """How many numbers a model's weights are: boot sizes frames by what they leave."""
+    c = config
+    attention = (2 * c.heads + 2 * c.kv_heads) * c.head_dim * c.hidden
+    biases = (c.heads + 2 * c.kv_heads) * c.head_dim if c.qkv_bias else 0
+    layer = attention + biases + 3 * c.hidden * c.intermediate + 2 * c.hidden + (2 * c.head_dim if c.qk_norm else 0)
+    return c.layers * layer + c.hidden + c.vocab * c.hidden * (1 if c.tied else 2)

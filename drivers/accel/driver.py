@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, SEQ_FIELDS
+from attnix.kernel.batch import ALLOWED, HISTORY, SEQ_BYTES
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.geometry import RowLayout
@@ -36,15 +36,17 @@ from ..memfd import advise_huge_pages, map_read_only, map_shared, populate_aside
 from ..protocol import PROTOCOL_VERSION, Probe, TimedPrefill
 from ..serve import ConfigError, DriverArguments
 from .calibration import measure_prefill
-from .config import ELEMENT_BYTES, KvDtype
+from .config import ELEMENT_BYTES, KvDtype, ModelConfig
+from .cpu_engine import CpuEngine
+from .engine import SEQ_DTYPE, Carrier, DeepCarrier, Engine, Pass, wanted_rows
 from .identity import fingerprint
-from .model import LoadFailed, Model, Numerics, PageRows, PassRefused, Refusal
+from .model import LoadFailed, Numerics, PageRows, PassRefused, Refusal
 from .model_files import ModelError
-from .sampler import BadLogits, sample, token_logprobs, top_logprobs
-from .transfers import Speed, Transfers
-from .weights import open_model
+from .sampler import BadLogits
+from .transfers import Speed
+from .weights import Weights, open_model
 
-SEQ_DTYPE: Final = np.dtype(SEQ_FIELDS)
+Devices = Literal["cpu", "cuda", "cuda-dry"]
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -64,6 +66,10 @@ class AccelConfig(NamedTuple):
     dram_frames   stored frames that it must have room for
     identity      32 hex digits, what every stored frame's header carries; "": told later
     layers        of the model, 0: whatever it has
+    device        cpu | cuda | cuda-dry (the CUDA engine on the CPU, for tests: docs/cuda.md)
+    ordinal       which CUDA device
+    frames        of a CUDA device: how many it holds, in its own memory; 0: as many as the arena would
+    mirror        of a CUDA device: the arena shows its frames after every message, and sets them before: for tests
     """
 
     model: str
@@ -81,16 +87,23 @@ class AccelConfig(NamedTuple):
     dram_frames: int = 0
     identity: str = ""
     layers: int = 0
+    device: Devices = "cpu"
+    ordinal: int = 0
+    frames: int = 0
+    mirror: bool = False
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> AccelConfig:
         """Check names, types and choices.  Error: ConfigError."""
-        choices = {"dtype": tuple(DTYPES), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant")}
+        choices = {
+            "dtype": tuple(DTYPES), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant"),
+            "device": ("cpu", "cuda", "cuda-dry"),
+        }  # fmt: skip
         for name, value in raw.items():
             if name not in cls._fields:
                 raise ConfigError(f"unknown setting {name!r}; there are {', '.join(cls._fields)}")
             kind = type(cls._field_defaults.get(name, 0 if name in ("slots", "entries") else ""))
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise ConfigError(f"setting {name!r} must be {kind.__name__}, not {value!r}")
             if name in choices and value not in choices[name]:
                 raise ConfigError(f"setting {name!r} must be one of {', '.join(choices[name])}, not {value!r}")
@@ -98,39 +111,30 @@ class AccelConfig(NamedTuple):
         if missing:
             raise ConfigError(f"setting {missing[0]!r} is required")
         config = cls(**raw)
-        if min(config.slots, config.entries, config.block_tokens) < 1 or config.threads < 0:
-            raise ConfigError("slots, entries and block_tokens must be positive, threads not negative")
+        if min(config.slots, config.entries, config.block_tokens) < 1:
+            raise ConfigError("slots, entries and block_tokens must be positive")
+        if min(config.threads, config.ordinal, config.frames) < 0:
+            raise ConfigError("threads, ordinal and frames must not be negative")
         if config.identity and not re.fullmatch("[0-9a-f]{32}", config.identity):
             raise ConfigError(f"an identity is 32 hex digits, not {config.identity!r}")
         return config
 
 
-class Want(NamedTuple):
-    """Which token rows of a pass need logits.
+def open_engine(config: AccelConfig, shape: ModelConfig, weights: Weights) -> Engine:
+    """The engine that the settings name, with the model packed.  Error: ConfigError, ValueError."""
+    if config.device == "cpu":
+        return CpuEngine(
+            shape, weights, kv_dtype=config.kv_dtype, dtype=config.dtype, numerics=config.numerics,
+            threads=config.threads,
+        )  # fmt: skip
+    from .cuda.engine import CudaEngine  # noqa: PLC0415 (triton is imported where it is used)
+    from .cuda.open import open_device  # noqa: PLC0415
 
-    rows   [w] i32   token rows, first those of `last`, then those of each SCORE sequence in batch order
-    last   [n] i64   sequences whose last position is wanted (SAMPLE or FORWARD)
-    scored           per SCORE sequence: the target tokens of its rows
-    """
-
-    rows: npt.NDArray[np.int32]
-    last: npt.NDArray[np.int64]
-    scored: list[npt.NDArray[np.int32]]
-
-
-def wanted_rows(seqs: npt.NDArray[Any], tokens: npt.NDArray[np.int32]) -> Want:
-    """Work out `Want`; see the module's text for SCORE."""
-    last = np.flatnonzero(seqs["flags"] & (SAMPLE | FORWARD))
-    ends = seqs["token_offset"] + seqs["ntokens"]
-    rows = [(ends[last] - 1).astype(np.int32)]
-    scored: list[npt.NDArray[np.int32]] = []
-    for seq in seqs[(seqs["flags"] & SCORE) != 0]:
-        start, offset = int(seq["start"]), int(seq["token_offset"])
-        first = max(int(seq["score_from"]) - start, 1)  # index, within the pass, of the first token with a score
-        indices = np.arange(first, int(seq["ntokens"]), dtype=np.int32)
-        rows.append(offset + indices - 1)
-        scored.append(tokens[offset + indices])
-    return Want(np.concatenate(rows, dtype=np.int32), last, scored)
+    device, ops = open_device(config.device, config.ordinal, config.numerics)
+    return CudaEngine(
+        shape, weights, device, ops, kv_dtype=config.kv_dtype, dtype=config.dtype, numerics=config.numerics,
+        threads=config.threads, mirror=config.mirror,
+    )  # fmt: skip
 
 
 class AccelBackend:
@@ -143,17 +147,10 @@ class AccelBackend:
             shape, weights, metadata = open_model(config.model, DTYPES[config.dtype])
             cache_dir = Path(config.cache_dir) if config.cache_dir else None
             self._fingerprint = fingerprint(metadata.files.weights, shape, cache_dir)
-            self._model = Model(
-                shape,
-                weights,
-                kv_dtype=config.kv_dtype,
-                dtype=config.dtype,
-                numerics=config.numerics,
-                threads=config.threads,
-            )
+            self._engine = open_engine(config, shape, weights)
             self._frame_bytes = shape.frame_bytes(config.block_tokens, config.kv_dtype)
             frames = memoryview(arena).cast("B")
-            self._capacity_frames = len(frames) // self._frame_bytes
+            self._capacity_frames = config.frames or len(frames) // self._frame_bytes
             if self._capacity_frames == 0:
                 raise ConfigError(f"an arena of {len(frames)} bytes cannot hold a frame of {self._frame_bytes}")
             layout = RowLayout(config.slots, config.entries)
@@ -163,27 +160,24 @@ class AccelBackend:
                 )
             self._prefill: tuple[TimedPrefill, ...] = ()
             self._attached = (arena, PageRows.over(rows, layout), config.block_tokens, self._capacity_frames)
-            self._model.attach(*self._attached)
+            self._engine.attach(*self._attached)
             if gates is not None:
                 if memoryview(gates).nbytes < 8 * GATES:
                     raise ConfigError(f"{memoryview(gates).nbytes} bytes cannot hold {GATES} gates")
-                self._model.attach_gates(gates)
+                self._engine.attach_gates(gates)
             if config.layers not in (0, shape.layers):
                 raise ConfigError(f"the model has {shape.layers} layers, not {config.layers}")
-            self._transfers: Transfers | None = None
+            self._transfers: Carrier | None = None
             self._speed = Speed(0, 0, 0)
             if dram is not None:
-                self._transfers = Transfers(
-                    self._frame_bytes, shape.layers, config.block_tokens, frames, dram, config.dram_device, gates,
-                    self._model.threads,
-                )  # fmt: skip
+                self._transfers = self._engine.carrier(dram, config.dram_device, gates)
                 room = memoryview(dram).nbytes // self._transfers.stored_bytes
                 if room < config.dram_frames:
                     raise ConfigError(f"the dram arena has room for {room} stored frames, not {config.dram_frames}")
                 self._speed = self._transfers.measure()
                 if config.identity:
                     self._transfers.identify(bytes.fromhex(config.identity))
-        except (ModelError, ValueError) as error:
+        except (ModelError, ValueError, MemoryError) as error:
             raise ConfigError(str(error)) from error
         self._config = config
         self._name = metadata.files.name
@@ -206,33 +200,37 @@ class AccelBackend:
             kind="accel",
             pid=os.getpid(),
             fingerprint=self._fingerprint,
-            capabilities=("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write"),
+            capabilities=self._capabilities(),
             capacity_frames=self._capacity_frames,
             frame_bytes=self._frame_bytes,
             alignment_bytes=1,
             vocab_tokens=self._vocab,
             numerics=self._config.numerics,
             # KV depends on the precision of the weights too; the engine's name is part of every block key.
-            engine=f"{self._model.engine}/{self._config.dtype}",
+            engine=f"{self._engine.engine}/{self._config.dtype}",
             model=self._name,
+            arena=self._engine.arena,
             read_bytes_s=self._speed.read_bytes_s,
             write_bytes_s=self._speed.write_bytes_s,
             latency_ns=self._speed.latency_ns,
             prefill=self._prefill,
         )
 
+    def _capabilities(self) -> tuple[str, ...]:
+        return ("exec", "drop") if self._transfers is None else ("exec", "drop", "read", "write")
+
     def calibrate(self) -> None:
         """Time prefill on frames of its own, for the probe to tell.  Takes about a second; no pass may be running."""
-        self._prefill = measure_prefill(self._model, self._config.block_tokens)
-        self._model.attach(*self._attached)
+        self._prefill = measure_prefill(self._engine, self._config.block_tokens)
+        self._engine.attach(*self._attached)
 
     def identify(self, digest: bytes) -> None:
         """What every stored frame's header carries from now on.  Error: ValueError unless it has 16 bytes."""
         if self._transfers is not None:
             self._transfers.identify(digest)
 
-    def transfer(self, effect: Transfer) -> TransferDone:
-        """Copy frames to or from the dram arena."""
+    def transfer(self, effect: Transfer) -> TransferDone | None:
+        """Copy frames to or from the dram arena.  None: begun (DeepAccelBackend)."""
         if self._transfers is None:
             every = tuple((item, int(E.ENODEV)) for item in range(len(effect.pairs) // 8))
             return TransferDone(effect.device, effect.seq, every, 0, 0)
@@ -249,6 +247,8 @@ class AccelBackend:
             return self._failed(effect, code, str(refused))
         except (LoadFailed, BadLogits) as bad:
             return self._failed(effect, E.EIO, str(bad))
+        except MemoryError as error:  # of the device: the pass wanted more than is left, and others may fit
+            return self._failed(effect, E.ENOMEM, str(error))
         except ValueError as error:
             return self._failed(effect, E.EINVAL, str(error))
         self._counters["passes"] += 1
@@ -265,9 +265,7 @@ class AccelBackend:
     def drop(self, frames: Sequence[int]) -> None:
         if any(not 0 <= frame < self._capacity_frames for frame in frames):
             raise ValueError(f"a frame outside 0..{self._capacity_frames - 1}")
-        zeros = bytes(self._frame_bytes)
-        for frame in frames:
-            self._frames[frame * self._frame_bytes : (frame + 1) * self._frame_bytes] = zeros
+        self._engine.drop(frames)
         self._counters["dropped_frames"] += len(frames)
 
     def health(self) -> dict[str, int]:
@@ -293,37 +291,43 @@ class AccelBackend:
             raise ValueError(f"the sequences' tokens are not the {len(tokens)} tokens of the pass, one after the other")
         histories = _histories(seqs, effect.histories)
         allowed = _masks(seqs, effect.allowed, self._vocab)
-        want = wanted_rows(seqs, tokens)
         gates = np.frombuffer(effect.gates, np.int64).reshape(-1, 2)
-        logits = self._model.forward(seqs, tokens, copies, want.rows, gates)
-        waited_ns = self._model.waited_ns
-
-        last, flags = logits[: len(want.last)], seqs["flags"][want.last]
-        sampling = np.flatnonzero(flags & SAMPLE)
-        chosen = want.last[sampling]
-        whole = len(sampling) == len(last)
-        drawn = sample(last if whole else last[sampling], seqs[chosen], [histories[int(seq)] for seq in chosen])
-        tops: list[tuple[bytes, bytes]] = []
-        for row, sequence in enumerate(want.last):
-            if flags[row] & FORWARD or seqs["logprobs"][sequence] > 0:
-                top = top_logprobs(last[row], int(seqs["logprobs"][sequence]), allowed.get(int(sequence)))
-                tops.append((top.tokens.tobytes(), top.logprobs.tobytes()))
-        scores: list[bytes] = []
-        at = len(last)
-        for targets in want.scored:
-            scores.append(token_logprobs(logits[at : at + len(targets)], targets).tobytes())
-            at += len(targets)
+        work = Pass(seqs, tokens, copies, wanted_rows(seqs, tokens), histories, gates, allowed)
+        results = self._engine.compute(work)
         return ExecDone(
             effect.device,
             effect.seq,
-            drawn.tokens.tobytes(),
-            drawn.logprobs.tobytes(),
-            tuple(tops),
-            tuple(scores),
+            results.tokens.tobytes(),
+            results.logprobs.tobytes(),
+            tuple((top.tokens.tobytes(), top.logprobs.tobytes()) for top in results.tops),
+            tuple(scores.tobytes() for scores in results.scores),
             len(tokens),
             time.perf_counter_ns() - began_ns,
-            waited_ns,
+            results.waited_ns,
         )
+
+
+class DeepAccelBackend(AccelBackend):
+    """An accel whose transfers go on beside its passes (serve.py, DeepMover): needs a dram arena and a device of its own."""
+
+    _carrier: DeepCarrier
+
+    def __init__(self, config: AccelConfig, arena: Any, rows: Any, dram: Any, gates: Any = None) -> None:
+        super().__init__(config, arena, rows, dram, gates)
+        assert isinstance(self._transfers, DeepCarrier)
+        self._carrier = self._transfers
+
+    def _capabilities(self) -> tuple[str, ...]:
+        return (*super()._capabilities(), "layered")
+
+    def fileno(self) -> int:
+        return self._carrier.fileno()
+
+    def timeout_ms(self) -> int:
+        return -1
+
+    def completed(self) -> list[TransferDone]:
+        return self._carrier.completed()
 
 
 def _histories(seqs: npt.NDArray[Any], given: Sequence[bytes]) -> list[npt.NDArray[np.int32] | None]:
@@ -366,7 +370,8 @@ def make_backend(arguments: DriverArguments) -> AccelBackend:
         advise_huge_pages(dram)
         populate_aside(dram)
     gates = map_shared(config.gates_fd) if config.gates_fd >= 0 else None
-    backend = AccelBackend(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
+    make = DeepAccelBackend if config.device != "cpu" and dram is not None else AccelBackend
+    backend = make(config, arena, cast(Any, map_read_only(arguments.rows_fd)), dram, gates)
     if os.environ.get(EPOCH_VARIABLE) == "1":  # later lives have to be quick, and the kernel knows better by then
         backend.calibrate()
     return backend

@@ -280,6 +280,11 @@ class Model:
         """Of the last pass: nanoseconds that it spent waiting for loads."""
         return int(lib.ax_waited_ns(self._engine))
 
+    @property
+    def shared_tokens(self) -> int:
+        """Of the last pass: KV positions, summed over its rows, that were read for several sequences at once."""
+        return int(lib.ax_shared_tokens(self._engine))
+
     def phase_ns(self) -> dict[str, int]:
         """Nanoseconds spent per kind of phase since the last call, as the first thread saw them."""
         ns = ffi.new("int64_t[]", len(PHASES))

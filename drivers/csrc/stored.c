@@ -221,6 +221,52 @@ int ax_verify(const ax_stored *s, const void *stored, int64_t stored_bytes, cons
     return failed;
 }
 
+/* The same for layers first .. first + count - 1; the call that begins with layer 0 looks at headers and tags too, and clears
+ * codes.  What an earlier call found stays found. */
+int ax_verify_layers(const ax_stored *s, const void *stored, int64_t stored_bytes, const int32_t *indices, int n,
+                     const void *tags, int32_t *codes, int first, int count)
+{
+    int failed = 0;
+    for (int i = 0; i < n; i++) {
+        const char *header = (const char *)stored + indices[i] * s->stored_bytes, *payload = header + AX_HEADER_BYTES;
+        if (first == 0)
+            codes[i] = !in_range(indices[i], s->stored_bytes, stored_bytes) ? AX_STORED_RANGE
+                                                                            : ax_header_check(s, header, tag_of(s, tags, i));
+        for (int l = first; !codes[i] && l < first + count && l < s->layers; l++) {
+            uint32_t crc = ax_crc32c(0, payload + l * s->layer_bytes, (size_t)s->layer_bytes);
+            if (crc != ((const header_t *)header)->checksums[l]) codes[i] = layer_code(l);
+        }
+        failed += codes[i] != 0;
+    }
+    return failed;
+}
+
+/* Void stored frames, before a device writes payloads into them: an old header must not stand over new bytes. */
+int ax_void(const ax_stored *s, void *stored, int64_t stored_bytes, const int32_t *indices, int n, int32_t *codes)
+{
+    int failed = 0;
+    for (int i = 0; i < n; i++) {
+        codes[i] = in_range(indices[i], s->stored_bytes, stored_bytes) ? AX_STORED_OK : AX_STORED_RANGE;
+        if (!codes[i]) memset((char *)stored + indices[i] * s->stored_bytes, 0, sizeof MAGIC);
+        failed += codes[i] != 0;
+    }
+    return failed;
+}
+
+/* Make stored frames out of payloads that lie where they belong: checksums, padding, header.  Only items whose code is 0. */
+void ax_seal_placed(const ax_stored *s, void *stored, const int32_t *indices, int n, const void *tags, const int32_t *codes)
+{
+    for (int i = 0; i < n; i++) {
+        if (codes[i]) continue;
+        uint32_t checksums[(AX_HEADER_BYTES - AX_CHECKSUM_OFFSET) / 4];
+        char *header = (char *)stored + indices[i] * s->stored_bytes, *payload = header + AX_HEADER_BYTES;
+        for (int l = 0; l < s->layers; l++)
+            checksums[l] = ax_crc32c(0, payload + l * s->layer_bytes, (size_t)s->layer_bytes);
+        memset(payload + s->frame_bytes, 0, (size_t)(s->stored_bytes - AX_HEADER_BYTES - s->frame_bytes));
+        ax_header_encode(s, header, tag_of(s, tags, i), checksums, 0);
+    }
+}
+
 /* Gates are written by one process and read by another.  A value below the one that is there (a late writer of an earlier
  * ticket) is not stored. */
 void ax_gate_store(int64_t *gate, int64_t value)

@@ -54,6 +54,10 @@ int ax_unseal_gated(const ax_stored *s, void *bare, int64_t bare_bytes, const vo
                     int group);
 int ax_verify(const ax_stored *s, const void *stored, int64_t stored_bytes, const int32_t *indices, int n,
               const void *tags, int32_t *codes);
+int ax_verify_layers(const ax_stored *s, const void *stored, int64_t stored_bytes, const int32_t *indices, int n,
+                     const void *tags, int32_t *codes, int first, int count);
+int ax_void(const ax_stored *s, void *stored, int64_t stored_bytes, const int32_t *indices, int n, int32_t *codes);
+void ax_seal_placed(const ax_stored *s, void *stored, const int32_t *indices, int n, const void *tags, const int32_t *codes);
 int ax_verify_one(const ax_stored *s, const void *header, const void *payload, const void *tag);
 void ax_copy_layers(const ax_stored *s, void *to, const void *from, int count, uint32_t *checksums);
 int ax_compare_layers(const void *header, const uint32_t *checksums, int first, int count);

@@ -131,6 +131,7 @@ int32_t core_loading(Core *core, int32_t slot);
 int32_t core_row_blocks(Core *core, int32_t slot);
 int32_t core_row_entries(Core *core, int32_t slot);
 int32_t core_log_blocks(Core *core, int32_t slot);
+int32_t core_prefix(Core *core, int32_t slot);
 int32_t core_tail_of(Core *core, int32_t slot);
 int32_t core_copied(Core *core, const int32_t *blocks, int32_t nblocks, int32_t devices);
 int32_t core_copies_of(Core *core, int32_t block);

@@ -24,6 +24,7 @@ AGE_NS: Final = 4_000_000_000
 
 class LeastAttained(OrderPolicy):
     name: ClassVar[str] = "least_attained"
+    attains: ClassVar[bool] = True
 
     def key(self, job: Waiting) -> Key:
         served, level, threshold = job.served * stretch(job.nice), 0, FIRST_TOKENS

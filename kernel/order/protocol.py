@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
     begun        it has sampled: it decoded and lost its frames
 
     resident, arriving, awaited and stored are 0 for policies that do not look (`OrderPolicy.looks`); then `left` counts all
-    that the job itself has not computed.
+    that the job itself has not computed.  served is 0 for those that do not ask for it (`OrderPolicy.attains`).
     """
 
     order: int
@@ -82,12 +82,14 @@ class OrderPolicy:
     instance per compute device.
 
     looks     it wants to know what is resident, arriving, awaited, stored
+    attains   it wants to know what its program has had (`Waiting.served`): that is a sum over the program's contexts
     plain     its order is that of `Waiting.place`: no fact is read for it
     refuses   `late_ns` is asked before a generation with a target is taken
     """
 
     name: ClassVar[str]
     looks: ClassVar[bool] = False
+    attains: ClassVar[bool] = False
     plain: ClassVar[bool] = False
     refuses: ClassVar[bool] = False
 

@@ -5,17 +5,24 @@
     demote its frames while they are copied out and back: nobody can use them meanwhile
     drop   its frames, and those of everybody who runs, while it is computed again
 
-What is unknown is not guessed: without measured costs a context stays in line by its due time.  So does one whose caller
-has said when it will be back, and is believed: the line knows better than a fixed time who goes first, and a keep would
+What a tool's past says of its next call is little: a keep time worked out from it alone was longer or shorter than it should
+be more often than not.  So whatever the wastes say, a context keeps its frames for wait.ttl_ms first; most calls are back by
+then, and two seconds are little beside jobs of minutes.
+
+The context of a caller who has said when it will be back, and is believed, is kept until then when that is sooner, with some
+slack.  One that is due later stays in line by its due time: the line knows better than a fixed time who goes first, and a keep would
 hold frames beside others that are due sooner (docs/agents.md has the numbers).
 """
 
 from __future__ import annotations
 
 from math import exp
+from typing import Final
 
 from .cachettl import benefit_ns, time_to_live
 from .protocol import Decision, Outlook, S
+
+SLACK: Final = 1.2  # of a believed eta: how much later an answer may come and still find the frames kept
 
 
 def kept_ns(outlook: Outlook, tau: float) -> tuple[float, float]:
@@ -38,14 +45,16 @@ class Cost:
         swap = frames * (outlook.out_ns + max(0.0, outlook.back_ns)) if outlook.out_ns >= 0 else float("inf")
         drop = (frames + outlook.others) * outlook.compute_ns if outlook.compute_ns >= 0 else float("inf")
         other, least = ("demote", swap) if swap <= drop else ("drop", drop)
+        first = outlook.fixed_ns
+        if outlook.by_eta:
+            first = int(outlook.expected_ns * SLACK) if outlook.expected_ns <= first else 0
         if least == float("inf"):
-            return Decision("keep", 0, "what its frames cost is not known yet")
+            return Decision("keep", first, "what its frames cost is not known yet")
         tau = time_to_live(outlook.distribution, benefit_ns(outlook))
         held, late = kept_ns(outlook, tau)
         keep = frames * held + late * least
         numbers = f"keep {keep / 1e6:.1f}, demote {swap / 1e6:.1f}, drop {drop / 1e6:.1f} frame-ms"
-        if tau > 0 and keep < least and outlook.by_eta:
-            return Decision("keep", 0, f"{numbers}; in line by when it is due, which is known")
         if tau > 0 and keep < least:
-            return Decision("keep", tau, f"{numbers}; for {tau / 1e6:.1f} ms")
-        return Decision(other, 0, numbers)
+            other, first = "keep", first if outlook.by_eta else max(first, tau)
+        when = f"kept for {first / 1e6:.1f} ms first" if first else "in line by when it is due, which is known"
+        return Decision(other, first, f"{numbers}; {when}")

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, cast
 import uvloop
 
 from attnix import __version__
+from attnix.boot_device import DEFAULT_BYTES, DEVICE_VARIABLE, DEVICES, Device, HbmSize, choose, hbm_bytes, parse_hbm
 from attnix.boot_tiers import (
     TierDrivers,
     TierRequest,
@@ -62,6 +63,7 @@ from attnix.syscalls.textservice import TextService, TextUnavailable
 SIM_VOCAB: Final = 256
 KEY_FORMAT: Final = "1"
 _SECRET_BYTES: Final = 16
+_STUB_BYTES: Final = 4096
 _STOPPED: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -74,7 +76,7 @@ class Options(NamedTuple):
 
     model: str
     socket: str
-    hbm_bytes: int
+    hbm: HbmSize
     accels: int
     block_tokens: int
     window_tokens: int
@@ -92,6 +94,7 @@ class Options(NamedTuple):
     tier_write: str = ""
     record: str = ""  # file; "": none
     socket_group: str = ""  # whose members may connect too
+    device: str = "auto"
 
 
 class Shape(NamedTuple):
@@ -104,6 +107,7 @@ class Shape(NamedTuple):
     window_tokens: int
     vocab_tokens: int
     rope: str
+    config: ModelConfig | None = None
 
 
 def state_dir() -> Path:
@@ -158,7 +162,10 @@ def _make_secret(path: Path) -> None:
 
 
 def check_memory(options: Options, frames_bytes: int, layout: RowLayout, dram: DramSpec | None) -> None:
-    """BootError when frames and page tables cannot fit, rather than being killed for memory once they are written."""
+    """BootError when frames and page tables cannot fit, rather than being killed for memory once they are written.
+
+    frames_bytes  of one accel, in this machine's memory
+    """
     dram_bytes = 0 if dram is None else dram.arena_bytes
     wanted = options.accels * (frames_bytes + layout.total_bytes) + dram_bytes
     limit = machine_bytes()
@@ -197,10 +204,12 @@ def shape_of(options: Options) -> Shape:
     window = min(options.window_tokens or config.window, config.window)
     kv = config.kv_shape(cast(KvDtype, options.kv_dtype))
     rope = f"theta={config.rope_theta!r} scaling={config.rope_scaling!r} sliding={config.sliding_window!r}"
-    return Shape(Path(path).name, path, config.arch, kv, window, config.vocab, rope)
+    return Shape(Path(path).name, path, config.arch, kv, window, config.vocab, rope, config)
 
 
-def driver_specs(options: Options, shape: Shape, layout: RowLayout, capacity_frames: int) -> list[DriverSpec]:
+def driver_specs(
+    options: Options, shape: Shape, layout: RowLayout, capacity_frames: int, device: Device
+) -> list[DriverSpec]:
     common: dict[str, Any] = {"slots": layout.slots, "entries": layout.entries, "block_tokens": options.block_tokens}
     if shape.path:
         module = "attnix.drivers.accel"
@@ -213,6 +222,8 @@ def driver_specs(options: Options, shape: Shape, layout: RowLayout, capacity_fra
             "threads": threads,
             "cache_dir": str(home_dir() / "digests"),
         }
+        if device != "cpu":
+            config |= {"device": device, "frames": capacity_frames}
     else:
         module = "attnix.drivers.sim"
         config = common | {"vocab": SIM_VOCAB, "numerics": options.numerics} | _sim_settings(options.sim)
@@ -221,9 +232,11 @@ def driver_specs(options: Options, shape: Shape, layout: RowLayout, capacity_fra
             device=d,
             name=f"hbm{d}",
             argv=driver_argv(module),
-            config=config,
-            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens),
+            config=config | ({"ordinal": d} if device == "cuda" else {}),
+            # Frames in a device's own memory leave the arena a stub that nobody reads.
+            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens) if device == "cpu" else _STUB_BYTES,
             rows_bytes=layout.total_bytes,
+            arena="kept" if device == "cpu" else "lost",
         )
         for d in range(options.accels)
     ]
@@ -352,16 +365,18 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         secret = read_secret(Path(options.state_dir))
         shape = shape_of(options)
         frame_bytes = shape.kv.frame_bytes(options.block_tokens)
-        capacity = options.hbm_bytes // frame_bytes
+        device, found = choose(options.device if shape.path else "cpu", options.accels)
+        size_bytes = hbm_bytes(options.hbm, device, found, shape.config, options.dtype)
+        capacity = size_bytes // frame_bytes
         if capacity < 2:
-            raise BootError(f"--hbm {options.hbm_bytes} bytes holds {capacity} frames of {frame_bytes}: give it more")
+            raise BootError(f"--hbm {size_bytes} bytes holds {capacity} frames of {frame_bytes}: give it more")
         layout = RowLayout(options.max_contexts, -(-shape.window_tokens // options.block_tokens))
         tiers = TierDrivers(Path(options.state_dir), frame_bytes, shape.kv.layers, options.block_tokens)
         dram: DramSpec | None = None
         if options.dram_bytes or options.tiers:
             dram = tiers.dram(options.accels, options.dram_bytes, stages=bool(options.tiers))
-        check_memory(options, capacity * frame_bytes, layout, dram)
-        specs = driver_specs(options, shape, layout, capacity)
+        check_memory(options, 0 if device == "cuda" else capacity * frame_bytes, layout, dram)
+        specs = driver_specs(options, shape, layout, capacity, device)
         supervisor = Supervisor(specs, relay.emit, relay.log, dram=dram, tier_of=tiers.attached)
         starting = asyncio.ensure_future(supervisor.start())
         await asyncio.sleep(0)  # let the drivers begin to load while the text worker does
@@ -436,10 +451,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument(
         "--hbm",
-        default="256MiB",
-        type=_argument(parse_bytes),
-        help="memory for frames, per accel (default: %(default)s)",
+        default=HbmSize(),
+        type=_argument(parse_hbm),
+        metavar="SIZE",
+        help="memory for frames, per accel (default: 256MiB; on cuda 90%% of what the weights leave)",
     )
+    parser.add_argument(
+        "--device", default=os.environ.get(DEVICE_VARIABLE, "auto"), choices=DEVICES,
+        help="what computes; auto: cuda where this machine has it, else cpu; cuda-dry: for tests (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--dram", default=None, type=_argument(parse_bytes), metavar="SIZE",
         help="second tier: an arena in shared memory (default: none, or twice --hbm when a slower tier stages through it)",
@@ -492,13 +512,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if a.accels > 8 or a.block_tokens > 256:
         parser.error("at most 8 accels and 256 tokens per block")
     tiers = (*a.nvme, *a.sim_tier, *a.remote)
-    dram = default_dram_bytes(a.accels * a.hbm, tiers, machine_bytes()) if a.dram is None else a.dram
+    dram = a.dram
+    if dram is None:
+        dram = default_dram_bytes(a.accels * (a.hbm.n_bytes or DEFAULT_BYTES), tiers, machine_bytes())
     if a.accels + bool(dram or tiers) + len(tiers) > MAX_DEVICES:
         parser.error(f"at most {MAX_DEVICES} accels and tiers together")
     return Options(
         a.model, a.socket, a.hbm, a.accels, a.block_tokens, a.window, a.max_contexts, a.dtype, a.kv_dtype, a.numerics,
         a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl), dram, tiers, a.tier_write,
-        a.record, a.socket_group,
+        a.record, a.socket_group, a.device,
     )  # fmt: skip
 
 

@@ -6,13 +6,13 @@ whole run, and `attnix replay LOG` makes a fresh kernel decide everything again.
     attnix boot --record run.log ...      Recorder stands between daemon and kernel
     attnix replay run.log                 replay/again.py
 
-A log is the line `attnix recording 1`, then records: 4 bytes of length (little-endian) and that much MessagePack.  The
+A log is the line `attnix recording 2`, then records: 4 bytes of length and 4 of CRC-32 (little-endian), and that much MessagePack.  The
 first is a Header; each other one is a step: [now_ns, kind, event, digest], where `kind` is the name of the event's class
 in kernel/events.py and `digest` is of all its effects in order (`digest_of`), or empty when the kernel panicked.
 
 It holds every token of every client, their session tokens, and the secret behind the block keys (without which no key
 could be made again): mode 0600, and nothing to give away.  Writes are buffered for half a second and never synced, so a
-machine that dies loses the end; a log that ends inside a record is good up to there.
+machine that dies loses the end; a log that ends inside a record is good up to there, and is said to be torn.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, get_args, get_type_hints
+from zlib import crc32
 
 import msgspec
 
@@ -35,10 +36,11 @@ from attnix.kernel.events import Effect, Event, Syscall
 from attnix.syscalls.abi import CALLS
 from attnix.syscalls.ports import KernelPort
 
-MAGIC: Final = b"attnix recording 1\n"
+MAGIC: Final = b"attnix recording 2\n"
+_ANY: Final = b"attnix recording "
 FLUSH_NS: Final = 500_000_000
 FLUSH_BYTES: Final = 1 << 20
-_LENGTH: Final = struct.Struct("<I")
+_LENGTH: Final = struct.Struct("<II")  # bytes, and their CRC-32
 _DIGEST_BYTES: Final = 8
 _pack: Final = msgspec.msgpack.Encoder().encode
 _KINDS: Final = {kind.__name__: kind for kind in get_args(events.Event)}
@@ -114,7 +116,7 @@ class Recorder:
             self._fd = -1
 
     def _add(self, data: bytes) -> None:
-        self._unwritten += _LENGTH.pack(len(data))
+        self._unwritten += _LENGTH.pack(len(data), crc32(data))
         self._unwritten += data
 
     def _write(self) -> None:
@@ -134,7 +136,7 @@ class Recorder:
 def is_recording(path: Path) -> bool:
     """OSError."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(_ANY)) == _ANY
 
 
 class Recording:
@@ -147,10 +149,12 @@ class Recording:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise BadRecording(f"{path} is no recording of this version: it does not begin with {MAGIC!r}")
-            data = _record(file)
+            data = _record(file, f"{path}, its header")
             self._start = file.tell()
+        if data is None:
+            raise BadRecording(f"{path} is torn: it ends before anything was recorded")
         try:
-            self.header = msgspec.msgpack.decode(data or b"", type=Header)
+            self.header = msgspec.msgpack.decode(data, type=Header)
         except msgspec.MsgspecError as error:
             raise BadRecording(f"{path}: its header cannot be read: {error}") from error
 
@@ -161,7 +165,7 @@ class Recording:
             number = 0
             while True:
                 at = file.tell()
-                data = _record(file)
+                data = _record(file, f"{self.path}, step {number}")
                 if data is None:
                     self.cut_short = file.seek(0, os.SEEK_END) != at
                     return
@@ -172,14 +176,18 @@ class Recording:
                 number += 1
 
 
-def _record(file: IO[bytes]) -> bytes | None:
-    """The next one; None at the end, also inside one."""
+def _record(file: IO[bytes], what: str) -> bytes | None:
+    """The next one; None at the end, also inside one.  BadRecording when it is not as it was written."""
     length = file.read(_LENGTH.size)
     if len(length) < _LENGTH.size:
         return None
-    (size,) = _LENGTH.unpack(length)
+    size, crc = _LENGTH.unpack(length)
     data = file.read(size)
-    return data if len(data) == size else None
+    if len(data) < size:
+        return None
+    if crc32(data) != crc:
+        raise BadRecording(f"{what}: damaged, its checksum is not that of its bytes")
+    return data
 
 
 _envelope: Final = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw, bytes]).decode

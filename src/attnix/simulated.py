@@ -413,5 +413,9 @@ ARGUMENTS: dict[str, Callable[..., tuple[object, ...]]] = {
     "wait_tool": calls.WaitToolArgs,
     "resume": calls.ResumeArgs,
     "pressure": calls.PressureArgs,
+    "health": calls.HealthArgs,
+    "frames": calls.FramesArgs,
+    "read": calls.ReadArgs,
+    "trace": calls.TraceArgs,
     "inject": calls.InjectArgs,
 }

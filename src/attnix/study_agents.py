@@ -31,7 +31,6 @@ from attnix.replay.profile import PROFILES, Profile
 from attnix.replay.workload import Session, Turn, Workload
 
 SEED: Final = 10
-BLOCK_TOKENS: Final = 512
 
 
 class Plan(NamedTuple):
@@ -47,13 +46,15 @@ class Plan(NamedTuple):
     start_s: float
     tool_s: float
     eta: str
+    block_tokens: int
 
 
 def agents(plan: Plan, seed: int = SEED) -> Workload:
     draw = random.Random(seed)
-    head = np.arange(plan.head_tokens // BLOCK_TOKENS, dtype=np.int64)
+    size = plan.block_tokens
+    head = np.arange(plan.head_tokens // size, dtype=np.int64)
     none = head[:0]
-    unnamed = len(head) * BLOCK_TOKENS
+    unnamed = len(head) * size
     sessions = []
     for agent in range(plan.agents):
         session = Session(round(draw.uniform(0, plan.start_s) * 1e9))
@@ -64,14 +65,14 @@ def agents(plan: Plan, seed: int = SEED) -> Workload:
             blocks = none if call else head
             number = agent * (plan.calls + 1) + call
             session.turns.append(Turn(number, blocks, unnamed, tokens, plan.answer_tokens, pause_ns, kind, "job"))
-            unnamed += tokens - len(blocks) * BLOCK_TOKENS
+            unnamed += tokens - len(blocks) * size
         sessions.append(session)
-    return Workload("agents", BLOCK_TOKENS, sessions, len(head), len(head), True, follows=True)
+    return Workload("agents", size, sessions, len(head), len(head), True, follows=True)
 
 
-def frames_of(profile: Profile, dram_bytes: int, nvme_bytes: int) -> Frames:
+def frames_of(profile: Profile, block_tokens: int, dram_bytes: int = -1, nvme_bytes: int = -1) -> Frames:
     """Of the profile's tiers; -1: as large as the profile has it."""
-    frame = profile.kv.frame_bytes(BLOCK_TOKENS)
+    frame = profile.kv.frame_bytes(block_tokens)
     dram = profile.dram_bytes if dram_bytes < 0 else dram_bytes
     nvme = profile.nvme_bytes if nvme_bytes < 0 else nvme_bytes
     return Frames(profile.hbm_bytes // frame, dram // stored_bytes(frame), nvme // stored_bytes(frame))
@@ -170,8 +171,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2, help="tool calls of an agent")
     parser.add_argument("--result-tokens", type=int, default=200)
     parser.add_argument("--answer-tokens", type=int, default=100)
-    parser.add_argument("--start-s", type=float, default=36_000.0, help="agents begin within so long")
-    parser.add_argument("--tool-s", type=float, default=36_000.0, help="mean of a tool's time")
+    parser.add_argument("--block-tokens", type=int, default=2048)
+    parser.add_argument("--start-s", type=float, default=100_000.0, help="agents begin within so long")
+    parser.add_argument("--tool-s", type=float, default=100_000.0, help="mean of a tool's time")
     parser.add_argument("--eta", default="", choices=("", "exact", "noisy"), help="what a wait says of it")
     parser.add_argument("--policy", default="", help="wait.policy")
     parser.add_argument("--profile", default="h100-8b", choices=sorted(PROFILES))
@@ -179,10 +181,13 @@ def main() -> None:
     parser.add_argument("--nvme-bytes", type=int, default=-1)
     a = parser.parse_args()
     plan = Plan(
-        a.agents, a.tokens, a.head, a.calls, a.result_tokens, a.answer_tokens, a.start_s, a.tool_s, a.eta
+        a.agents, a.tokens, a.head, a.calls, a.result_tokens, a.answer_tokens, a.start_s, a.tool_s, a.eta,
+        a.block_tokens,
     )  # fmt: skip
     profile = PROFILES[a.profile]
-    json.dump(study(plan, profile, frames_of(profile, a.dram_bytes, a.nvme_bytes), a.policy), sys.stdout)
+    json.dump(
+        study(plan, profile, frames_of(profile, a.block_tokens, a.dram_bytes, a.nvme_bytes), a.policy), sys.stdout
+    )
     print()
 
 

@@ -34,7 +34,7 @@ from attnix.replay.profile import PROFILES
 from attnix.replay.workload import Session, Turn, Workload
 from attnix.syscalls.client import Client, connect
 from attnix.syscalls.records import unpack_ids
-from attnix.tiny_model import KV_HEADS, LAYERS, VOCAB, write_tiny_model
+from attnix.tiny_model import SMALLEST, VOCAB, write_tiny_model
 
 SEED: Final = 4
 TOOL_S: Final = 2.0  # simulated
@@ -107,10 +107,18 @@ def simulated(loop: Loop, profile: str, stateless: bool) -> Side:
 def daemon(folder: Path, model: Path, loop: Loop, sharing: str) -> Iterator[Client]:
     """A daemon of its own; RuntimeError with what it said when it does not come up."""
     window = -(-(loop.longest_tokens + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
-    kv_bytes = 2 * LAYERS * KV_HEADS * 16 * 4 * window
     socket = str(folder / f"{sharing}.sock")
     command = [sys.executable, "-m", "attnix.boot", "--model", str(model), "--socket", socket, "--dtype", "float32"]
-    command += ["--kv-dtype", "float32", "--numerics", "invariant", "--hbm", str(2 * kv_bytes), "--window", str(window)]
+    command += [
+        "--kv-dtype",
+        "float32",
+        "--numerics",
+        "invariant",
+        "--hbm",
+        str(2 * SMALLEST.kv_bytes(window)),
+        "--window",
+        str(window),
+    ]
     command += ["--max-contexts", "8", "--sharing", sharing, "--state-dir", str(folder / f"state-{sharing}")]
     with (folder / f"{sharing}.log").open("w+") as said:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
@@ -174,10 +182,11 @@ def study(loop: Loop, profile: str, for_real: bool) -> dict[str, Any]:
         sides, answers = {}, {}
         with tempfile.TemporaryDirectory(prefix="attnix-loop-") as text:
             folder = Path(text)
-            model = write_tiny_model(folder / "model", 2 * loop.longest_tokens)
+            model = write_tiny_model(folder / "model", 2 * loop.longest_tokens, shape=SMALLEST)
             for name, sharing in (("attnix", "uid"), ("stateless", "none")):
                 with daemon(folder, model, loop, sharing) as client:
                     sides[name], answers[name] = real(client, loop, name == "stateless")
+                print(f"{name}: {sides[name]}", file=sys.stderr, flush=True)  # the other one may take long
         if answers["attnix"] != answers["stateless"]:
             raise RuntimeError("the two sides answered with other tokens")
     return {

@@ -39,7 +39,6 @@ from attnix.replay.workload import ANSWER_TOKENS, STOP_TOKEN, VOCAB_TOKENS
 
 LOADS: Final = (0.5, 1.0, 2.0, 4.0)  # of the capacity
 _SPREAD: Final = 0.6  # sigma of the logarithm of lengths
-_BLOCK: Final = 16
 _LONGEST: Final = 4  # times the mean
 _CONN: Final = 1
 OFF: Final[dict[str, int | str]] = {"sched.growth_permille": 0, "load.thrash_high_permille": 1000}
@@ -64,14 +63,15 @@ class Setup:
     ttft_s: float = 10.0
     tpot_s: float = 0.2
     seed: int = 1
+    block_tokens: int = 16
 
     @property
     def frames(self) -> int:
-        return self.contexts * -(-(self.prompt_tokens + self.output_tokens) // _BLOCK)
+        return self.contexts * -(-(self.prompt_tokens + self.output_tokens) // self.block_tokens)
 
     @property
     def window_tokens(self) -> int:
-        return _LONGEST * (self.prompt_tokens + self.output_tokens) + _BLOCK
+        return _LONGEST * (self.prompt_tokens + self.output_tokens) + self.block_tokens
 
 
 @dataclass
@@ -136,16 +136,17 @@ class Machine:
     """One kernel, one compute device, and clients that ask once."""
 
     def __init__(self, setup: Setup, profile: Profile, slots: int, sysctl: Mapping[str, int | str]) -> None:
+        block = setup.block_tokens
         config = KernelConfig(
             devices=(DeviceConfig("hbm0", "hbm", setup.frames),), kv=profile.kv,
-            window_tokens=-(-setup.window_tokens // _BLOCK) * _BLOCK, vocab_tokens=VOCAB_TOKENS, identity=(("study", profile.name),),
-            block_tokens=_BLOCK, max_contexts=slots, stop_tokens=(STOP_TOKEN,), kv_dtype="bfloat16",
+            window_tokens=-(-setup.window_tokens // block) * block, vocab_tokens=VOCAB_TOKENS, identity=(("study", profile.name),),
+            block_tokens=block, max_contexts=slots, stop_tokens=(STOP_TOKEN,), kv_dtype="bfloat16",
             # Who promises a time to the first token serves in order of arrival: the default order ends more jobs sooner, and some
             # of those that are overtaken late (docs/load-control.md has both).
             sysctl={"sched.step_tokens": setup.step_tokens, "sched.policy": "fcfs", **sysctl},
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
-        self.kernel = Kernel(config, Core(bytes(range(16)), _BLOCK, config.layout, [setup.frames], rows))
+        self.kernel = Kernel(config, Core(bytes(range(16)), block, config.layout, [setup.frames], rows))
         self.accel = TimedAccel(profile, slots, exact=True)
         self.now_ns = 0
         self.served: list[Served] = []
@@ -156,76 +157,83 @@ class Machine:
         self._answering: dict[int, _Live] = {}
         self._ended: list[_Live] = []
         self._next_token = 0
-        self._step(DriverUp(0, 1, 1, "kept"))
-        self._step(Connect(_CONN, 0, 0, 1))
-        self._call("hello", calls.HelloArgs("study", ABI_VERSION))
+        self.step(DriverUp(0, 1, 1, "kept"))
+        self.step(Connect(_CONN, 0, 0, 1))
+        self.call("hello", calls.HelloArgs("study", ABI_VERSION))
 
     def run(self, requests: Sequence[Request]) -> None:
         """Until all have ended."""
         for request in requests:
-            self._at(request.at_ns, request)
+            self.at(request.at_ns, request)
         while self._heap:
             self.now_ns, _, what = heappop(self._heap)
             if type(what) is Request:
                 self._ask(what)
+            elif callable(what):
+                what()
             elif type(what) is Pass:
                 for slot in what.firsts:
                     self._first_ns[slot] = self.now_ns
-                self._step(what.done)
+                self.step(what.done)
             else:
-                self._step(what)
+                self.step(what)
             while self._ended:
                 live = self._ended.pop()
                 self.accel.end(live.slot)
-                self._call("release", calls.CtxArgs(live.handle))
+                self.call("release", calls.CtxArgs(live.handle))
 
-    def _at(self, at_ns: int, what: object) -> None:
+    def prompt(self, request: Request) -> bytes:
+        """Tokens that no other request has."""
+        made = np.arange(self._next_token, self._next_token + request.prompt_tokens, dtype=np.int64)
+        self._next_token += request.prompt_tokens
+        return (made % ANSWER_TOKENS).astype(np.int32).tobytes()
+
+    def at(self, at_ns: int, what: object) -> None:
+        """An event, a request, or something to call."""
         self._count += 1
         heappush(self._heap, (at_ns, self._count, what))
 
-    def _step(self, event: Event) -> list[Effect]:
+    def step(self, event: Event) -> list[Effect]:
         effects = self.kernel.step(event, self.now_ns)
         for effect in effects:
             if type(effect) is Exec:
                 begun = self.accel.start(effect, self.now_ns, self.now_ns)
-                self._at(begun.end_ns, begun)
+                self.at(begun.end_ns, begun)
             elif type(effect) is Reply:
                 live = self._answering.pop(effect.request, None)
                 if live is not None:
                     self._answered(live, effect)
             elif type(effect) is SetTimer:
-                self._at(max(effect.at_ns, self.now_ns + 1), Timer(effect.timer))
+                self.at(max(effect.at_ns, self.now_ns + 1), Timer(effect.timer))
         return effects
 
-    def _call(self, name: str, args: tuple[object, ...]) -> Reply:
+    def call(self, name: str, args: tuple[object, ...]) -> Reply:
         """A system call that is answered at once."""
         self._request += 1
-        for effect in self._step(Syscall(_CONN, self._request, name, args)):
+        for effect in self.step(Syscall(_CONN, self._request, name, args)):
             if type(effect) is Reply and effect.request == self._request:
                 return effect
         raise RuntimeError(f"{name} was not answered at once")
 
     def _ask(self, request: Request) -> None:
-        made: Any = self._call("alloc_context", calls.AllocContextArgs())
+        made: Any = self.call("alloc_context", calls.AllocContextArgs())
         if made.code:
             self.refusals.append(made.result)
             return
         ctx, cid = made.result
-        prompt = np.arange(self._next_token, self._next_token + request.prompt_tokens, dtype=np.int64)
-        self._next_token += request.prompt_tokens
-        tokens = (prompt % ANSWER_TOKENS).astype(np.int32).tobytes()
+        tokens = self.prompt(request)
         slot = self.kernel.machine.contexts[cid].slot
         # Before the prompt is appended: a pass with it may begin in that very step.
         self.accel.begin(slot, request.prompt_tokens, request.output_tokens, ANSWER_TOKENS)
-        reply: Any = self._call("append", calls.AppendArgs(ctx, tokens))
+        reply: Any = self.call("append", calls.AppendArgs(ctx, tokens))
         if reply.code:
             self.refusals.append(reply.result)
-            self._call("release", calls.CtxArgs(ctx))
+            self.call("release", calls.CtxArgs(ctx))
             return
         self._request += 1
         self._answering[self._request] = _Live(request, ctx, slot)
         most = _LONGEST * request.output_tokens
-        self._step(Syscall(_CONN, self._request, "generate", calls.GenerateArgs(ctx, most, stream=False)))
+        self.step(Syscall(_CONN, self._request, "generate", calls.GenerateArgs(ctx, most, stream=False)))
 
     def _answered(self, live: _Live, reply: Reply) -> None:
         if reply.code:

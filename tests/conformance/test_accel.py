@@ -1,8 +1,13 @@
-"""The accel driver, as the daemon starts it, with a tiny random Llama: it conforms in both numerics."""
+"""The accel driver, as the daemon starts it, with a tiny random Llama: it conforms in both numerics, with the CPU engine and
+with the CUDA engine in a dry run (docs/cuda.md), whose frames the suite sees in a mirror.
+
+ATTNIX_TEST_DEVICE=cuda: with the CUDA engine on the device instead, and a model whose heads its kernels have.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +21,15 @@ from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.kernel.geometry import KvShape, RowLayout
 
 LAYOUT = RowLayout(MIN_SLOTS, MIN_ENTRIES)
-BLOCK_TOKENS = 8
-LAYERS, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 32, 48, 4, 2, 16, 256
+ON_DEVICE = os.environ.get("ATTNIX_TEST_DEVICE", "cpu") == "cuda"
+BLOCK_TOKENS = 16 if ON_DEVICE else 8
+LAYERS, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 32, 48, 4, 2, 64 if ON_DEVICE else 16, 256
+CASES = [
+    ("invariant", "float32", "cpu"), ("fast", "float32", "cpu"), ("fast", "bfloat16", "cpu"),
+    ("invariant", "float32", "cuda-dry"), ("fast", "bfloat16", "cuda-dry"),
+]  # fmt: skip
+if ON_DEVICE:
+    CASES = [("invariant", "float32", "cuda"), ("invariant", "bfloat16", "cuda"), ("fast", "bfloat16", "cuda")]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start_accel(model: Path, numerics: str, dtype: str, plan: FaultPlan | None = None) -> Rig:
+def start_accel(model: Path, numerics: str, dtype: str, device: str = "cpu", plan: FaultPlan | None = None) -> Rig:
     element_bytes = {"float32": 4, "bfloat16": 2}[dtype]
     frame_bytes = KvShape(LAYERS, KV_HEADS, HEAD_DIM, element_bytes).frame_bytes(BLOCK_TOKENS)
     spec = DriverSpec(
@@ -73,6 +85,8 @@ def start_accel(model: Path, numerics: str, dtype: str, plan: FaultPlan | None =
             "dtype": dtype,
             "kv_dtype": dtype,
             "numerics": numerics,
+            "device": device,
+            "mirror": device != "cpu",
         },
         arena_bytes=MIN_FRAMES * frame_bytes,
         rows_bytes=LAYOUT.total_bytes,
@@ -81,9 +95,7 @@ def start_accel(model: Path, numerics: str, dtype: str, plan: FaultPlan | None =
     return Rig(spec, LAYOUT, BLOCK_TOKENS, deadline_s=60.0)
 
 
-@pytest.fixture(
-    scope="module", params=[("invariant", "float32"), ("fast", "float32"), ("fast", "bfloat16")], ids="-".join
-)
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
 def rig(request: pytest.FixtureRequest, model: Path) -> Iterator[Rig]:
     rig = start_accel(model, *request.param)
     yield rig
@@ -98,5 +110,5 @@ def test_accel_conforms(name: str, rig: Rig) -> None:
 def test_faults_reach_the_driver_that_ships(model: Path) -> None:
     """ATTNIX_DRIVER_FAULTS works on accel too, and the suite sees what it does."""
     plans = [FaultPlan({(1, 0): Fault.FLIP, (1, 1): Fault.TWICE}, seed=1), None]
-    report = check_driver(lambda: start_accel(model, "invariant", "float32", plans.pop(0)))
+    report = check_driver(lambda: start_accel(model, "invariant", "float32", "cpu", plans.pop(0)))
     assert [finding.check for finding in report.findings] == ["each_pass_is_answered_once_and_in_order"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from itertools import takewhile
 from typing import Any, Final
 
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from hypothesis.stateful import invariant
 from attnix.kernel.batch import unpack_seqs
 from attnix.kernel.errors import Panic
 from attnix.kernel.params import MAX_DEVICES
-from attnix.kernel.records import LOADING, NO_COPY, PREFILL, VALID, Admit
+from attnix.kernel.records import LOADING, NO_COPY, PREFILL, VALID, Admit, Prefix
 from attnix.kernel.twin import TwinCore
 
 from .core_machine import CALLS, GARBAGE, ROOTS, CoreMachine, digest
@@ -523,11 +524,21 @@ class TierMachine(CoreMachine):
         for s in self.logs:
             self.cores.row_blocks(s)
             self.cores.row_entries(s)
-            self.cores.log_blocks(s)
+            self.check_prefix(s, self.cores.prefix(s))
             self.cores.loading(s)
             self.cores.tail_of(s)
             self.check_residency(s, self.cores.residency(s))
         assert self.cores.ghosts() == self.twin.counters().ghosts
+
+    def check_prefix(self, s: int, found: Prefix) -> None:
+        """It counts what the blocks of the log say one by one."""
+        blocks = self.cores.log_blocks(s)
+        own = self.cores.copied(blocks, 1 << self.twin.slot_device(s))
+        any_valid = [state == 2 for state in self.cores.copied(blocks, 255)]
+        here = len(list(takewhile(lambda state: state == 2, own)))
+        coming = len(list(takewhile(bool, own[here:])))
+        stored = len(list(takewhile(bool, any_valid[here + coming :])))
+        assert found == (here, coming, stored)
 
     def check_residency(self, s: int, where: bytes) -> None:
         """What it says is there, is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,6 +207,15 @@ class Backend(Paged):
             for tokens, token in zip(out, np.frombuffer(step.tokens, np.int32).tolist(), strict=True):
                 tokens.append(token)
         return out
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """A tiny model is all synchronisation: with two threads on a busy machine torch takes ten times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

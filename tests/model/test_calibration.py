@@ -14,7 +14,7 @@ import transformers
 from attnix.drivers.accel.calibration import measure_prefill
 from attnix.drivers.accel.driver import AccelBackend, make_backend
 from attnix.drivers.accel.metadata import load_config
-from attnix.drivers.accel.model import Model
+from attnix.drivers.accel.cpu_engine import CpuEngine
 from attnix.drivers.accel.weights import load_model
 from attnix.drivers.channel import EPOCH_VARIABLE
 from attnix.drivers.memfd import create_memfd, map_shared
@@ -124,11 +124,11 @@ def test_only_the_first_life_measures_and_the_arena_is_not_touched(
 
 def test_points_fit_the_window_and_the_budget(small_model: Path, tmp_path: Path) -> None:
     config, weights, _ = load_model(small_model)
-    model = Model(config, weights, threads=1)
+    model = CpuEngine(config, weights, threads=1)
     points = {timed[:2] for timed in measure_prefill(model, BLOCK)}
     assert {(16, 0), (64, 512), (256, 512)} <= points and all(n + c <= WINDOW for n, c in points)
     assert measure_prefill(model, BLOCK, budget_ns=0) == ()
     transformers.LlamaConfig.from_pretrained(small_model, max_position_embeddings=72).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").symlink_to(small_model / "model.safetensors")
-    short = Model(*load_model(tmp_path)[:2], threads=1)
+    short = CpuEngine(*load_model(tmp_path)[:2], threads=1)
     assert {timed[:2] for timed in measure_prefill(short, BLOCK)} == {(16, 0), (64, 0), (64, 8), (16, 56)}

@@ -6,6 +6,7 @@ test_hf_equal.py).  Case 34 of the field cases: cold, warm, chunked 1/3/16/all, 
 
 from __future__ import annotations
 
+import select
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnix.drivers.accel.config import KvDtype
-from attnix.drivers.accel.driver import AccelBackend, AccelConfig
+from attnix.drivers.accel.driver import AccelBackend, AccelConfig, Devices
+from attnix.drivers.accel.engine import DeepCarrier
 from attnix.drivers.accel.metadata import load_config
-from attnix.drivers.accel.transfers import Transfers
 from attnix.drivers.sim_memory import SimTier
 from attnix.drivers.stored import Gates
 from attnix.kernel.config import DeviceConfig
@@ -41,12 +42,9 @@ class Accel(AccelBackend):
     gates: Any
 
     def join(self, system: SimulatedSystem) -> None:
-        threads = self._model.threads
-        self._transfers = Transfers(
-            self._frame_bytes, LAYERS, BLOCK, self._frames, system.dram or bytearray(1 << 20), 1, system.gates, threads
-        )
+        self._transfers = self._engine.carrier(system.dram or bytearray(1 << 20), 1, system.gates)
         self._transfers.identify(bytes(16))
-        self._model.attach_gates(system.gates)
+        self._engine.attach_gates(system.gates)
         self.arena, self.gates = self._frames, Gates(system.gates)
 
     def is_open(self, effect: Exec) -> bool:
@@ -67,8 +65,13 @@ class Accel(AccelBackend):
         )
 
     def transfer(self, effect: Transfer, dram: Any = None) -> TransferDone:
-        """Takes a microsecond a frame."""
-        return super().transfer(effect)._replace(elapsed_ns=len(effect.pairs) // 8 * 1000)
+        """Takes a microsecond a frame.  One that goes on beside the driver is waited for."""
+        done = super().transfer(effect)
+        while done is None:
+            assert isinstance(self._transfers, DeepCarrier)
+            select.select([self._transfers.fileno()], [], [])
+            done = next(iter(self._transfers.completed()), None)
+        return done._replace(elapsed_ns=len(effect.pairs) // 8 * 1000)
 
 
 class AccelSystem(SimulatedSystem):
@@ -77,14 +80,20 @@ class AccelSystem(SimulatedSystem):
 
 
 def accel_system(
-    path: Path, frames: int, step_tokens: int = 512, kv_dtype: KvDtype = "float32", **tiers: Any
+    path: Path,
+    frames: int,
+    step_tokens: int = 512,
+    kv_dtype: KvDtype = "float32",
+    device: Devices = "cpu",
+    **tiers: Any,
 ) -> SimulatedSystem:
-    """tiers: dram, nvme, remote and direct of SimulatedSystem."""
+    """device: whose engine; tiers: dram, nvme, remote and direct of SimulatedSystem."""
 
     def make(capacity: int, layout: RowLayout, rows: memoryview) -> Accel:
         config = AccelConfig(
-            str(path), layout.slots, layout.entries, BLOCK, "float32", kv_dtype, "invariant", threads=1
-        )
+            str(path), layout.slots, layout.entries, BLOCK, "float32", kv_dtype, "invariant", threads=1, device=device,
+            mirror=device != "cpu",
+        )  # fmt: skip
         frame_bytes = load_config(path).frame_bytes(BLOCK, kv_dtype)
         backend = Accel(config, bytearray(capacity * frame_bytes), rows)
         assert backend.probe().capacity_frames == capacity
@@ -304,3 +313,79 @@ def test_rotten_copies_are_found_and_computed_again(tiny_model: Tiny, tiers: dic
     counters = system.connect().call("vmstat").counters
     assert counters["corrupt_copies"] >= found > 10
     assert system.kernel.fsck() == []
+
+
+# -- the CUDA engine ----------------------------------------------------------------------------------------------
+
+
+def near(got: Any, expected: Any) -> bool:
+    """The same tokens, and log-probabilities but for rounding: the dry run sums in float64, in torch's order."""
+    same = got[0] == expected[0] and [top[1] for top in got[1]] == [top[1] for top in expected[1]]
+    return same and np.allclose([top[0] for top in got[1]], [top[0] for top in expected[1]], rtol=0, atol=2e-4)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.parametrize(("chunk", "frames", "model"), [(3, 24, "qwen3"), (16, 7, "llama"), (512, 7, "mistral")])
+def test_the_cuda_engine_says_the_same_in_every_circumstance(
+    tiny_model: Tiny, chunk: int, frames: int, model: str
+) -> None:
+    """Cached, forked, chunked, batched, preempted, paged out, after a death that loses all frames: the tokens that the CPU
+    engine says when it is alone and cold."""
+    path, _ = tiny_model(model)
+    prompt = prompt_of(50, 5)
+    expected = cold(path, prompt, 12)
+    system = accel_system(path, frames, chunk, device="cuda-dry", dram=30)
+    client = system.connect()
+    parent = client.call("alloc_context").ctx
+    client.call("append", parent, ints(prompt[:37]))
+    forked = client.call("fork", parent).ctxs[0]
+    client.post("append", forked, ints(prompt[37:]))
+    requests = [client.post("generate", forked, 12, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)]
+    requests += [start(client, prompt_of(50, 5 if n % 2 else 50 + n), 12) for n in range(4)]
+    for _ in range(5):
+        _ = any(system.tick(device) for device in range(len(system.devices)))
+    system.kill_driver(wrote_kv=True)
+    system.run()
+    assert near(outcome(client, requests[0]), expected)
+    assert near(outcome(client, requests[2]), expected) and near(outcome(client, requests[4]), expected)
+    assert near(outcome(client, requests[1]), cold(path, prompt_of(50, 50), 12))
+    assert system.kernel.fsck() == []
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_contexts_come_back_to_the_cuda_engine_and_rotten_copies_do_not(tiny_model: Tiny) -> None:
+    """12 contexts on an hbm of 12 frames over dram and nvme; a third of the dram has a wrong bit after each turn."""
+    path, _ = tiny_model("llama")
+    expected = chat(accel_system(path, 160), 12, 2, 2)
+    system = accel_system(path, 12, device="cuda-dry", dram=24, nvme=150)
+    random = np.random.default_rng(3)
+    stored = len(system.dram) // 24
+
+    def rot() -> None:
+        for frame in range(0, 24, 3):
+            system.dram[frame * stored + int(random.integers(stored))] ^= 1 << int(random.integers(8))
+
+    said = chat(system, 12, 2, 2, rot)
+    for mine, theirs in zip(said, expected, strict=True):
+        assert all(near(a, b) for a, b in zip(mine, theirs, strict=True))
+    health = system.devices[0].health()
+    assert health["read_frames"] > 20 and health["written_frames"] > 10 and health["corrupt_frames"] > 0
+    assert system.kernel.fsck() == []
+
+
+def test_control_altering_kv_changes_what_the_cuda_engine_says(tiny_model: Tiny) -> None:
+    path, _ = tiny_model("llama")
+    prompt = prompt_of(40, 3)
+    expected = cold(path, prompt, 4)
+    system = accel_system(path, 10, device="cuda-dry")
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(prompt))
+    system.run()
+    frame, backend = array("i", client.call("pagemap", ctx).frames)[1], system.devices[0]
+    values = memoryview(backend._frames)[frame * backend._frame_bytes :][:64]
+    for n in range(2, 64, 4):
+        values[n] ^= 0x40
+    request = client.post("generate", ctx, 4, 0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 3)
+    system.run()
+    assert not near(outcome(client, request), expected)

@@ -98,7 +98,10 @@ def test_one_context_that_always_fails_does_not_take_the_others_along() -> None:
         assert system.epochs[0] <= 3, "the driver was restarted again and again"
 
 
-def test_passes_too_large_to_send_become_smaller_ones() -> None:
+@pytest.mark.parametrize(
+    ("code", "reason"), [(E.E2BIG, "message of 10 bytes; the limit is 9"), (E.ENOMEM, "the device is out of memory")]
+)
+def test_passes_too_large_to_send_or_for_the_device_become_smaller_ones(code: E, reason: str) -> None:
     system = SimulatedSystem(core=Core, frames=64, block_tokens=4)
     client = system.connect()
     requests = []
@@ -111,7 +114,7 @@ def test_passes_too_large_to_send_become_smaller_ones() -> None:
         assert isinstance(effect, Exec)
         if len(effect.seqs) > 96:
             system.pending[0].popleft()
-            system.step(ExecFailed(0, effect.seq, E.E2BIG, "message of 10 bytes; the limit is 9"))
+            system.step(ExecFailed(0, effect.seq, code, reason))
         else:
             system.tick()
     for n, request in enumerate(requests):

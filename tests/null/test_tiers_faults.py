@@ -13,7 +13,7 @@ from attnix.drivers.stored import Gates
 from attnix.kernel.calls import TierRow
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E
-from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
+from attnix.kernel.events import DriverUp, Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.tag import GATE_FAILED
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -406,6 +406,27 @@ def _gated(core: CoreMaker) -> tuple[SimulatedSystem, SimulatedClient, int, list
     effect = system.pending[0][0]
     assert isinstance(effect, Exec) and effect.gates
     return system, client, ctx, log, request
+
+
+@CORES
+@pytest.mark.parametrize("layered", [False, True])
+def test_a_pass_follows_a_load_from_dram_where_the_accel_loads_beside_its_passes(core: CoreMaker, layered: bool) -> None:
+    system = SimulatedSystem(frames=12, dram=12, core=core)
+    client = system.connect()
+    log = prompt(1, 12)
+    ctx = settled(client, log)
+    client.call("demote", ctx, "dram")
+    if layered:
+        system.step(DriverUp(0, 1, 101, "kept", "sim", ("exec", "drop", "read", "write", "layered")))
+    request = client.post("generate", ctx, 2)
+    load, *behind = system.pending[0]
+    assert isinstance(load, Transfer) and load.verb == "write"
+    assert (load.gate >= 0) is layered
+    assert [isinstance(effect, Exec) and bool(effect.gates) for effect in behind] == [True] * layered
+    system.run()
+    assert count(system, "gated_passes") == int(layered)
+    assert tokens_of(client.result(request).tokens) == reference_tokens(log, 2)
+    everything_is_given_back(system, client)
 
 
 @CORES

@@ -81,14 +81,24 @@ def test_the_least_waste_by_hand() -> None:
     """100 frames, 400 of others.  Demote: 100 * (20 + 30) ms = 5,000 frame-ms.  Drop: 500 * 500 ms = 250,000 frame-ms.
     Kept for a call that surely takes 10 ms: 1,000 frame-ms."""
     cost = Cost()
-    short = cost.decide(outlook(distribution=[10.0 * MS]))
+    short = cost.decide(outlook(distribution=[10.0 * MS], fixed_ns=0))
     assert (short.what, short.keep_ns) == ("keep", 10 * MS)
     assert "keep 1000.0, demote 5000.0, drop 250000.0 frame-ms" in short.why
     assert cost.decide(outlook()).what == "demote", "a second is too long: 100,000 frame-ms"
-    alone = cost.decide(outlook(distribution=[100.0 * MS], out_ns=-1.0, back_ns=-1.0))
+    alone = cost.decide(outlook(distribution=[100.0 * MS], out_ns=-1.0, back_ns=-1.0, fixed_ns=0))
     assert (alone.what, alone.keep_ns) == ("keep", 100 * MS), "with no tier below: 10,000 against 250,000 frame-ms"
     assert cost.decide(outlook(others=0, compute_ns=10.0 * MS)).what == "drop"
-    assert cost.decide(outlook(out_ns=-1.0, compute_ns=-1.0)).keep_ns == 0, "nothing is known"
+    assert cost.decide(outlook(out_ns=-1.0, compute_ns=-1.0)).keep_ns == 2 * S, "nothing is known"
+
+
+def test_every_wait_is_kept_for_wait_ttl_ms_first() -> None:
+    """Whatever the wastes say comes after that; a keep that is worth more than that is longer."""
+    cost = Cost()
+    assert cost.decide(outlook())[:2] == ("demote", 2 * S)
+    assert cost.decide(outlook(others=0, compute_ns=10.0 * MS))[:2] == ("drop", 2 * S)
+    assert cost.decide(outlook(distribution=[10.0 * MS]))[:2] == ("keep", 2 * S)
+    long = outlook(distribution=[3.0 * S], out_ns=-1.0, back_ns=-1.0, compute_ns=5.0 * S)
+    assert cost.decide(long)[:2] == ("keep", 3 * S), "300,000 against 2,500,000 frame-ms"
 
 
 def test_what_is_held_when_the_answer_may_be_late() -> None:
@@ -153,8 +163,11 @@ def test_no_two_loads_overlap(wanted: list[tuple[int, int]]) -> None:
     assert all(a[1] <= b[0] for a, b in pairwise(booked))
 
 
-def test_who_says_when_the_answer_comes_is_kept_without_a_time() -> None:
-    """10 ms: keeping wastes the least.  Learnt, that is a time to live; said by the caller, it is a place in line."""
+def test_who_says_when_the_answer_comes_is_kept_until_then_or_stays_in_line() -> None:
+    """Learnt, 10 ms is no reason to keep for less than wait.ttl_ms.  Said by the caller, it is kept for 12 ms; three seconds,
+    said by the caller, are a place in line and no time."""
     soon = outlook(distribution=[10.0 * MS], expected_ns=10 * MS)
-    assert Cost().decide(soon)[:2] == ("keep", 10 * MS)
-    assert Cost().decide(soon._replace(by_eta=True))[:2] == ("keep", 0)
+    assert Cost().decide(soon)[:2] == ("keep", 2 * S)
+    assert Cost().decide(soon._replace(by_eta=True))[:2] == ("keep", 12 * MS)
+    later = outlook(distribution=[3.0 * S], expected_ns=3 * S, by_eta=True)
+    assert Cost().decide(later).keep_ns == 0

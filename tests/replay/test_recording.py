@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
@@ -129,7 +130,7 @@ def test_a_live_run_is_decided_again_the_same(
         now_ns, kind, _, digest = msgspec.msgpack.decode(records[step_number + 1])
         event = edit(steps[step_number].event)  # type: ignore[arg-type]
         records[step_number + 1] = msgspec.msgpack.encode((now_ns, kind, event, digest))
-        path.write_bytes(MAGIC + b"".join(len(r).to_bytes(4, "little") + r for r in records))
+        path.write_bytes(MAGIC + b"".join(map(_framed, records)))
         return path
 
     at = [n for n, s in enumerate(steps) if isinstance(s.event, ExecDone) and s.event.tokens][3]
@@ -142,13 +143,17 @@ def test_a_live_run_is_decided_again_the_same(
     assert f"step {at:,} is the first that differs" in capsys.readouterr().out
 
 
+def _framed(record: bytes) -> bytes:
+    return len(record).to_bytes(4, "little") + zlib.crc32(record).to_bytes(4, "little") + record
+
+
 def _raw(path: Path) -> list[bytes]:
     data = path.read_bytes()
     at, records = len(MAGIC), []
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")
-        records.append(data[at + 4 : at + 4 + size])
-        at += 4 + size
+        records.append(data[at + 8 : at + 8 + size])
+        at += 8 + size
     return records
 
 
@@ -168,15 +173,59 @@ def test_a_daemon_that_was_killed_leaves_a_log_that_is_good_up_to_its_end(
     short.write_bytes(log.read_bytes()[:-3])
     outcome = again.replay(short)
     assert outcome.cut_short and outcome.differs_at < 0 and outcome.steps > 10
+    assert main([str(short)]) == 1
+    assert "the file is torn" in capsys.readouterr().out
+    bent = bytearray(log.read_bytes())
+    bent[len(bent) // 2] ^= 1
+    short.write_bytes(bent)
+    assert main([str(short)]) == 1
+    said = capsys.readouterr()
+    assert "checksum" in said.err or "the file is torn" in said.out  # the bit may be one of a length
+    short.write_bytes(log.read_bytes()[: len(MAGIC) + 20])
+    assert main([str(short)]) == 1
+    assert "torn" in capsys.readouterr().err
 
 
 def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = tmp_path / "wrong.log"
-    wrong.write_bytes(MAGIC + b"\x02\0\0\0\xc1\xc1")
+    wrong.write_bytes(MAGIC + _framed(b"\xc1\xc1"))
     with pytest.raises(BadRecording, match="header"):
         Recording(wrong)
     assert main([str(wrong)]) == 1
     assert "header" in capsys.readouterr().err
+    assert main([str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err == f"attnix: {tmp_path / 'none'}: No such file or directory\n"
+    wrong.write_bytes(b"attnix recording 1\n")
+    assert main([str(wrong)]) == 1
+    assert "no recording of this version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recorded", "options"),
+    [(True, ["--policy", "lru"]), (True, ["--rate=2"]), (False, ["--check"]), (True, ["--waits", "--capacity", "5%"])],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recorded: bool, options: list[str]
+) -> None:
+    path = tmp_path / "which"
+    path.write_bytes(MAGIC if recorded else b"{}")
+    with pytest.raises(SystemExit) as ended:
+        main([str(path), *options])
+    assert ended.value.code == 2
+    assert f"is a {'recorded run' if recorded else 'trace'}: {options[0].partition('=')[0]}" in capsys.readouterr().err
+
+
+def test_a_bit_that_is_not_as_it_was_written_is_found(tmp_path: Path) -> None:
+    system = SimulatedSystem()
+    path = tmp_path / "run.log"
+    recorder = Recorder(system.kernel, path, Header(system.kernel.machine.config, bytes(range(16))))
+    recorder.step(Bug("info", "one"), 10)
+    recorder.step(Bug("info", "two"), 20)
+    recorder.close()
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b"two", b"twp"))
+    with pytest.raises(BadRecording, match="step 1: damaged"):
+        list(Recording(path).steps())
 
 
 def test_the_log_is_nobody_elses_file_and_its_end_is_not_the_daemons(

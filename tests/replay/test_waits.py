@@ -129,7 +129,7 @@ def test_prompts_that_follow_and_a_server_that_keeps_nothing() -> None:
 
 def test_many_agents_in_small() -> None:
     """Forty agents with hbm for three: all finish, most wait at any time, nothing is computed twice that a tier holds."""
-    plan = Plan(40, 2048, 512, 2, 20, 5, 400.0, 4000.0, "exact")
+    plan = Plan(40, 2048, 512, 2, 20, 5, 400.0, 4000.0, "exact", 512)
     frame = 512
     workload = agents(plan)
     assert workload.turns == 120 and workload.longest_tokens == 2048 + 2 * 20 + 3 * 5

@@ -92,15 +92,16 @@ Serve = Callable[..., str]
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Serve]:
-    """start(script=..., pass_ms=...) -> socket.  Options: tests/wire/served_daemon.py.
+    """start(script=..., pass_ms=...) -> socket.  Options: tests/wire/served_daemon.py; path: where one was shut down before.
 
     A daemon with a simulated device whose tokens are bytes, so that text goes through it.  In the end its invariants are
     checked, and its frames are back.
     """
     daemons: list[tuple[subprocess.Popen[str], str]] = []
 
-    def start(**options: Any) -> str:
-        path = str(folder / "run" / f"s{len(daemons)}.sock")
+    def start(path: str = "", **options: Any) -> str:
+        until(lambda: path not in [p for d, p in daemons if d.poll() is None], "the end of the daemon before it")
+        path = path or str(folder / "run" / f"s{len(daemons)}.sock")
         script = ROOT / "tests" / "wire" / "served_daemon.py"
         command = [sys.executable, str(script), json.dumps({"socket": path, **options})]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -113,7 +114,7 @@ def serving(folder: Path) -> Iterator[Serve]:
     yield start
     for process, path in daemons:
         try:
-            if process.poll() is None:
+            if process.poll() is None and os.path.exists(path):  # else the test has shut it down
                 with connect(path, timeout=DEADLINE_S) as system:
                     assert system.fsck().problems == ()
                     until(lambda: system.vmstat().counters["contexts"] == 0, "the release of every context")

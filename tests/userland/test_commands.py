@@ -41,7 +41,7 @@ TIER = {
 }  # fmt: skip
 PAGEMAP = {
     "cid": int, "device": str, "block_tokens": int, "tokens": int,
-    **{name: [int] for name in ("frames", "shifts", "counts", "sharers", "flags", "hits", "copies")},
+    **{name: [int] for name in ("frames", "shifts", "counts", "sharers", "flags", "hits", "copies", "ages")},
 }  # fmt: skip
 UNAME = {
     **dict.fromkeys(("system", "version", "model", "fingerprint", "architecture", "kv_dtype", "numerics", "tokenizer"), str),
@@ -155,11 +155,12 @@ def test_tables_show_what_is_there(alone: Held, attnix: Attnix, monkeypatch: pyt
 
 def test_stat_and_pmap_of_one_context(alone: Held, attnix: Attnix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNIX_SOCKET", alone.socket)
-    stat, pmap = attnix("stat", str(alone.cid)), attnix("pmap", str(alone.cid))
+    stat, pmap, folded = (attnix(*line.split(), str(alone.cid)) for line in ("stat", "pmap --all", "pmap"))
     assert "10, 10 of them in hbm" in stat.out
     # Blocks of 4: two full ones and a tail of two tokens.
     assert [line.split()[1] for line in pmap.out.splitlines()[2:]] == ["0-3", "4-7", "8-9"]
     assert [line.split()[6] for line in pmap.out.splitlines()[2:]] == ["FIV-", "FIV-", "--V-"]
+    assert [line.split()[:2] for line in folded.out.splitlines()[2:]] == [["0-1", "0-7"], ["2", "8-9"]]
 
 
 @pytest.mark.parametrize("command", ["ps", "pmap", "free", "tiers", "explain", "prefetch 1", "demote 1", "evict 1", "pin 1", "unpin 1", "attach-tier nvme 1MiB", "detach-tier nvme0", "fsck", "uname", "dmesg", "vmstat", "sysctl", "stat 1", "kill 1", "shutdown", "run hi", "chat"])  # fmt: skip
@@ -177,7 +178,7 @@ def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:
     assert said.json["error"]["kind"] == "connection"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin x", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing"])  # fmt: skip
+@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin x", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0"])  # fmt: skip
 def test_wrong_usage_is_status_2(nobody: str, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == 2
 
@@ -269,7 +270,7 @@ def test_fsck_fails_when_an_invariant_is_broken(serve: Serve, attnix: Attnix, mo
         def fsck(self) -> FsckResult:
             return FsckResult(("I3: block 4 has 1 reference and 2 entries [x]",), 9, 2)
 
-    monkeypatch.setattr(fsck, "call_system", lambda socket, name: Broken())
+    monkeypatch.setattr(fsck, "look_at", lambda socket, name, source: Broken())
     said = attnix("fsck")
     assert said.status == 1
     assert "I3: block 4 has 1 reference and 2 entries [x]\n1 broken (9 blocks" in said.out

@@ -1,7 +1,9 @@
-"""`ps`, `pmap`, `free`, `stat` over fixed records: what people see, held in tests/golden/.
+"""What people see of a dump, held in tests/golden/.  `UPDATE_GOLDEN=1` writes the files anew; read the difference.
 
-The records are made by hand, and so are the numbers in the golden files: two contexts of 40 tokens in blocks of 16
-that share two full blocks, frames of 360 KiB; a dram and an nvme tier below hbm.  `UPDATE_GOLDEN=1` writes the files anew; read the difference.
+dumps/hand.json is made of the records below, which are made by hand, and so are the numbers in its golden files: two contexts of
+40 tokens in blocks of 16 that share two full blocks, frames of 360 KiB; a dram and an nvme tier below hbm.
+dumps/agents.json was taken with `attnix dump --text` from a daemon with SmolLM2 and three tiers: one conversation forked into
+others, of which two wait for tools, one that was demoted, one that was evicted, and a child in a group of its own.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import os
 from array import array
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
@@ -17,18 +18,32 @@ import typer
 from attnix.syscalls.types import (
     ContextRow,
     DecisionRow,
+    DmesgArgs,
+    Empty,
+    ExplainArgs,
     ExplainResult,
     GroupRow,
+    GroupsArgs,
     GroupsResult,
+    HelloResult,
     LimitRow,
+    LookArgs,
+    NameRow,
+    NamesArgs,
+    NamesResult,
     PagemapResult,
     ProcessRow,
+    PsArgs,
     PsResult,
+    ReadArgs,
+    ReadResult,
     TierRow,
     TiersResult,
     Usage,
 )
-from attnix.userland.shell import explain, free, group, pmap, ps, stat, tiers
+from attnix.userland import dumpfile
+from attnix.userland.dumpfile import Answer, Dump
+from attnix.userland.shell import group, stat
 
 from .conftest import Attnix
 
@@ -43,7 +58,7 @@ def pagemap(cid: int, tail_frame: int) -> PagemapResult:
     frames, shifts, sharers, hits = ints
     return PagemapResult(
         cid, "hbm0", 16, 40, frames, shifts, array("h", [16, 16, 8]).tobytes(), sharers, bytes([7, 7, 12]), hits,
-        bytes([0b111, 0b101, 0b001]),
+        bytes([0b111, 0b101, 0b001]), array("i", [1_500, 61_000, -1]).tobytes(),
     )  # fmt: skip
 
 
@@ -115,10 +130,76 @@ GROUPS = GroupsResult(
 )  # fmt: skip
 
 
+TEXT = b"caf\xc3\xa9 au lait, 40 tokens of one byte each"[:40]
+HAND = Dump(
+    "2026-11-30T03:00:00+00:00",
+    HelloResult("attnix test", 4, 1, 1000),
+    (
+        Answer("ps", PsArgs(), PsResult(PROCESSES)),
+        Answer("tiers", Empty(), TIERS),
+        Answer("groups", GroupsArgs(), GROUPS),
+        Answer("explain", ExplainArgs(), DECISIONS),
+        Answer("explain", ExplainArgs(0, 99), ExplainResult(())),
+        Answer("names", NamesArgs(), NamesResult((NameRow("morning", 11, 2, True, "idle", 40),))),
+        Answer("dmesg", DmesgArgs(), (), (13, {"message": "only the daemon's own user may read it"})),
+        *(Answer("pagemap", LookArgs(0, cid), pagemap(cid, frame)) for cid, frame in ((11, 9), (12, 10))),
+        Answer("read", ReadArgs(0, 11), ReadResult(11, 0, array("i", list(TEXT)).tobytes(), TEXT, array("i", range(1, 41)).tobytes())),
+    ),
+)  # fmt: skip
+DUMPS = GOLDEN / "dumps"
+LINES = {
+    "hand": (
+        "ps", "ps -c", "ps -l", "ps -p 3", "pmap", "pmap 11", "pmap 11 --all", "free", "df", "stat 12", "tiers", "explain", "explain 99",
+        "lsctx", "tree", "cat 11", "cat 11 --tokens", "ps --json", "pmap 11 --json", "free --json", "group ls",
+        "group ls uid:1000/batch --json", "tree --json",
+    ),
+    "agents": (
+        "ps -c", "lsctx", "tree", "pmap", "pmap 3", "pmap 4", "pmap 7", "cat 4", "cat 4 --json", "stat 4", "df", "free", "group ls", "names",
+        "explain 4", "vmstat", "fsck", "uname", "dmesg", "sysctl sched.", "top",
+    ),
+}  # fmt: skip
+
+
+def file_of(dump: str, line: str) -> Path:
+    name = f"{line.replace(' ', '_').replace('--', '').translate(_FILE)}.txt"
+    return GOLDEN / (name if dump == "hand" else f"{dump}_{name}")
+
+
+def test_the_dump_made_by_hand_is_as_the_records_are(tmp_path: Path) -> None:
+    dumpfile.write(tmp_path / "hand.json", HAND)
+    if os.environ.get("UPDATE_GOLDEN"):
+        (DUMPS / "hand.json").write_bytes((tmp_path / "hand.json").read_bytes())
+    assert (tmp_path / "hand.json").read_text() == (DUMPS / "hand.json").read_text()
+    assert dumpfile.read(DUMPS / "hand.json") == HAND
+
+
+@pytest.mark.parametrize(("dump", "line"), [(dump, line) for dump, lines in LINES.items() for line in lines])
+def test_golden(attnix: Attnix, dump: str, line: str) -> None:
+    said = attnix(*line.split(), "--from", str(DUMPS / f"{dump}.json"))
+    assert (said.err, said.status) == ("", 0)
+    path = file_of(dump, line)
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(said.out)
+    assert said.out == path.read_text()
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.glob("*.txt")} == {file_of(d, line).name for d in LINES for line in LINES[d]}
+
+
+@pytest.mark.parametrize("line", ["group ls", "ps", "ps -c", "pmap", "free", "df", "pmap 11", "tiers", "explain"])
+def test_it_fits_into_a_hundred_columns(line: str) -> None:
+    assert max(map(len, file_of("hand", line).read_text().splitlines())) <= 96
+
+
+def test_what_was_refused_then_is_refused_again(attnix: Attnix) -> None:
+    said = attnix("dmesg", "--from", str(DUMPS / "hand.json"), "--json")
+    assert (said.status, said.json["error"]["errno"]) == (1, "EACCES")
+
+
 class FixedSystem:
     """A client that always sees the same."""
 
-    server = SimpleNamespace(pid=1)
     asked: tuple[str, str, int, int] = ("", "", 0, 0)
 
     def __enter__(self) -> FixedSystem:
@@ -127,56 +208,12 @@ class FixedSystem:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def ps(self, pid: int = 0) -> PsResult:
-        return PsResult(tuple(row for row in PROCESSES if pid in (0, row.pid)))
-
     def tiers(self) -> TiersResult:
         return TIERS
-
-    def groups(self, name: str = "") -> GroupsResult:
-        return GroupsResult(tuple(row for row in GROUPS.rows if name in ("", row.name)))
 
     def setlimit(self, name: str, resource: str, soft: int, hard: int) -> GroupRow:
         self.asked = (name, resource, soft, hard)
         return GROUPS.rows[1]
-
-    def explain(self, ctx: int, cid: int, block: int) -> ExplainResult:
-        return {(0, -1): DECISIONS, (99, -1): ExplainResult(())}[cid, block]
-
-    def stat(self, ctx: int, cid: int) -> ContextRow:
-        return {11: FIRST, 12: SECOND_FORK}[cid]
-
-    def pagemap(self, ctx: int, cid: int) -> PagemapResult:
-        return pagemap(cid, {11: 9, 12: 10}[cid])
-
-
-@pytest.fixture(autouse=True)
-def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ps, pmap, free, stat, tiers, explain, group):
-        monkeypatch.setattr(module, "call_system", lambda socket, name: FixedSystem())
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "ps", "ps -c", "ps -p 3", "pmap", "pmap 11", "free", "stat 12", "tiers", "explain", "explain 99",
-        "ps --json", "pmap 11 --json", "free --json", "group ls", "group ls uid:1000/batch --json",
-    ],
-)  # fmt: skip
-def test_golden(attnix: Attnix, line: str) -> None:
-    said = attnix(*line.split())
-    assert (said.err, said.status) == ("", 0)
-    path = GOLDEN / f"{line.replace(' ', '_').replace('--', '').translate(_FILE)}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(said.out)
-    assert said.out == path.read_text()
-
-
-@pytest.mark.parametrize(
-    "name", ["group_ls.txt", "ps.txt", "pmap.txt", "free.txt", "pmap_11.txt", "tiers.txt", "explain.txt"]
-)
-def test_it_fits_into_eighty_columns_or_a_hundred(name: str) -> None:
-    assert max(map(len, (GOLDEN / name).read_text().splitlines())) <= 96
 
 
 @pytest.mark.parametrize(
@@ -207,12 +244,13 @@ def test_amounts_of_a_limit(
         ["hbm", "--hard", "1KiB"],
     ],
 )
-def test_amounts_that_are_none(attnix: Attnix, options: list[str]) -> None:
+def test_amounts_that_are_none(attnix: Attnix, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> None:
+    monkeypatch.setattr(group, "call_system", lambda socket, name: FixedSystem())
     assert attnix("group", "set", "uid:1000/batch", *options).status == 2
 
 
 def test_stat_tells_what_a_context_waits_for() -> None:
-    row = FixedSystem().stat(0, 12)._replace(tool="weather", wait=7, due_ms=4_500, deadline_ms=59_000)
+    row = SECOND_FORK._replace(tool="weather", wait=7, due_ms=4_500, deadline_ms=59_000)
     assert stat.describe(row)[1] == ("waits for", "weather (wait 7), expected in 4.5 s, given up in 59 s")
     assert stat.describe(row._replace(due_ms=0, deadline_ms=-1))[1][1] == "weather (wait 7), overdue"
     assert stat.describe(row._replace(due_ms=-1, deadline_ms=-1))[1][1] == "weather (wait 7)"

@@ -24,7 +24,7 @@ DESIGN_CALLS = """
     pin unpin advise prefetch demote evict
     uname tiers vmstat sysctl trace explain dmesg fsck attach_tier detach_tier shutdown
 """  # DESIGN.md section 6
-LATER_CALLS = "names detach reattach sleep wake groups pressure"  # that it did not foresee
+LATER_CALLS = "names detach reattach sleep wake groups pressure read health frames"  # that it did not foresee
 
 
 def test_every_call_of_the_design_has_a_number_of_its_own() -> None:

@@ -46,6 +46,7 @@ def batch(
     is in its answer.
     """
     started = time.perf_counter()
+    options = sampling(temperature, top_p, seed, stop)
     try:
         total = check_ids(source)
         with BatchOutput(_apart(source, target), retry_errors) as output, _progress(total, quiet=as_json) as told:
@@ -54,7 +55,7 @@ def batch(
                 async with aconnect(socket or None, name="attnix batch") as system:
                     run = Batch(
                         system, output, system_prompt=system_prompt, window=window, max_tokens=max_tokens,
-                        options=sampling(temperature, top_p, seed, stop), told=told,
+                        options=options, told=told,
                     )  # fmt: skip
                     return await run.run(read_prompts(source))
 

@@ -20,7 +20,10 @@ def boot(
     model: Annotated[
         str, typer.Option(help="A pulled model, a GGUF file, a Hugging Face directory, or sim (no model).")
     ] = "smollm2",
-    hbm: Annotated[str, typer.Option(metavar="SIZE", help="Memory for frames, per accel.")] = "256MiB",
+    device: Annotated[str, typer.Option(help="What computes: auto, cpu, or cuda (auto: cuda where there is one).")] = "",
+    hbm: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory for frames, per accel; on cuda also a share: 90%.")
+    ] = "",
     dram: Annotated[
         str, typer.Option(metavar="SIZE", help="Second tier, in shared memory: blocks that leave hbm go there.")
     ] = "",
@@ -72,7 +75,7 @@ def boot(
     if as_json and not daemon:
         raise typer.BadParameter("--json goes with --daemon: in the foreground the daemon has the terminal")
     given = {
-        "model": model, "hbm": hbm, "accels": accels, "block-tokens": block_tokens, "window": window,
+        "model": model, "device": device, "hbm": hbm, "accels": accels, "block-tokens": block_tokens, "window": window,
         "max-contexts": max_contexts, "dtype": dtype, "kv-dtype": kv_dtype, "numerics": numerics, "threads": threads,
         "sharing": sharing, "socket-group": socket_group, "state-dir": state_dir, "sim": sim, "dram": dram, "tier-write": tier_write, "record": os.path.abspath(record) if record else "",
     }  # fmt: skip

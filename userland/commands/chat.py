@@ -43,9 +43,9 @@ def chat(
 
     When the window is full the oldest turns are left out.  With --json every turn's answer is one JSON document on one line.
     """
+    options = sampling(temperature, top_p, seed, stop)
     with call_system(socket, "chat") as system:
         ask = _terminal_input() if sys.stdin.isatty() and not as_json else _plain_input(quiet=as_json)
-        options = sampling(temperature, top_p, seed, stop)
         Conversation(Chat(system, system_prompt, name), max_tokens, options, as_json).hold(ask)
 
 

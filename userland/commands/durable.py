@@ -10,7 +10,7 @@ from rich.table import Table
 from attnix.syscalls import Client
 from attnix.syscalls.types import NameRow, OpenResult
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, call_system, look_at, print_json, show, table
 from ..units import count, size
 
 _WHICH: Final = "Its name, or its cid as `attnix names` and `attnix ps -c` show it."
@@ -21,9 +21,10 @@ def names(
     prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """List the named and detached contexts of this uid, and whether a program holds them now."""
-    with call_system(socket, "names") as system:
+    with look_at(socket, "names", source) as system:
         found = system.names(prefix)
     if as_json:
         print_json(found)

@@ -36,6 +36,7 @@ def run(
         raise typer.BadParameter("--system needs the chat template: leave --raw and --tokens out")
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = parse_ids(text) if tokens else []
+    options = sampling(temperature, top_p, seed, stop)
     with call_system(socket, "run") as system, system.alloc_context() as context:
         if tokens:
             context.append(tokens=ids)
@@ -44,7 +45,7 @@ def run(
         else:
             context.append(messages=[*([("system", system_prompt)] if system_prompt else []), ("user", text)])
         shown = (lambda piece: None) if as_json or tokens else _write
-        result = stream_answer(context, max_tokens, sampling(temperature, top_p, seed, stop), shown)
+        result = stream_answer(context, max_tokens, options, shown)
     if as_json:
         print_json(answer_json(result))
     elif tokens:

@@ -114,8 +114,9 @@ def agents(
     agents: Annotated[int, typer.Option(help="How many.", min=1)] = 10_000,
     tokens: Annotated[int, typer.Option(help="Of an agent's first prompt.", min=1024)] = 50_000,
     calls: Annotated[int, typer.Option(help="Tool calls of each.", min=1)] = 2,
-    tool_s: Annotated[float, typer.Option(help="Mean of a tool's time, simulated seconds.", min=1)] = 36_000.0,
-    start_s: Annotated[float, typer.Option(help="Agents begin within so long.", min=0)] = 36_000.0,
+    tool_s: Annotated[float, typer.Option(help="Mean of a tool's time, simulated seconds.", min=1)] = 100_000.0,
+    start_s: Annotated[float, typer.Option(help="Agents begin within so long.", min=0)] = 100_000.0,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of a block.", min=16)] = 2048,
     eta: Annotated[str, typer.Option(help="What a wait says of it: nothing, exact or noisy.")] = "",
     policy: Annotated[str, typer.Option(help="wait.policy.")] = "",
     profile: Annotated[str, typer.Option(help="A machine of `attnix replay`.")] = "h100-8b",
@@ -124,7 +125,7 @@ def agents(
     """Thousands of agents with long contexts, most of them in a tool wait, in simulation: tokens, times, the kernel's steps."""
     printed = measured(
         "attnix.study_agents", "--agents", str(agents), "--tokens", str(tokens), "--calls", str(calls), "--tool-s", str(tool_s),
-        "--start-s", str(start_s), "--eta", eta, "--policy", policy, "--profile", profile,
+        "--start-s", str(start_s), "--block-tokens", str(block_tokens), "--eta", eta, "--policy", policy, "--profile", profile,
     )  # fmt: skip
     if as_json:
         sys.stdout.write(printed)
@@ -193,6 +194,54 @@ def overload(
     show(
         "TTFT, TPOT of what was served; TAKEN running contexts that lost their frames; RETRY median of what the refused were told"
     )
+
+
+@study.command("doctor")
+def doctor(
+    requests: Annotated[int, typer.Option(help="In bursts of 64.", min=65)] = 192,
+    seed: Annotated[int, typer.Option(help="Of lengths and ids.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """A machine with everything wrong at once, what `attnix doctor` says of it, and what its remedies are worth (simulated clock)."""
+    printed = measured("attnix.study_doctor", "--requests", str(requests), "--seed", str(seed))
+    if as_json:
+        sys.stdout.write(printed)
+        return
+    found = json.loads(printed)
+    show(f"{count(found['requests'])} requests in bursts of {found['burst']}; {found['profile']} (simulated)\n")
+    for number, finding in enumerate(found["findings"], 1):
+        show(f"{number}. {finding['title']}: {finding['damage']:.0%} of the {finding['costs']}")
+        for line in finding["evidence"][:2]:
+            show(f"   {line}")
+    show("\nits remedies, one more each time")
+    show(_treatment(found["rows"]))
+    show(
+        "TBT between two tokens of an answer; PAUSE the longest of them, per answer; TAKEN running contexts that lost their frames"
+    )
+
+
+def _treatment(rows: list[dict[str, Any]]) -> Table:
+    made = table(
+        "",
+        ">TTFT50",
+        ">TTFT99",
+        ">TBT50",
+        ">TBT99",
+        ">PAUSE50",
+        ">PAUSE90",
+        ">PAUSE100",
+        ">TAKEN",
+        ">COMPUTED",
+        ">USED",
+    )
+    for row in rows:
+        made.add_row(
+            row["what"], *(f"{row[f'ttft_{p}_s']:.2f} s" for p in ("p50", "p99")),
+            *(f"{1e3 * row[f'tbt_{p}_s']:.0f} ms" for p in ("p50", "p99")),
+            *(f"{row[f'pause_{p}_s']:.2f} s" for p in ("p50", "p90", "max")),
+            count(row["preemptions"]), count(row["computed_tokens"]), f"{row['used']:.0%}",
+        )  # fmt: skip
+    return made
 
 
 def _overload(rows: list[dict[str, Any]]) -> Table:

@@ -8,7 +8,7 @@ import typer
 
 from attnix.syscalls.types import DecisionRow
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show
 
 
 def explain(
@@ -16,12 +16,13 @@ def explain(
     block: Annotated[int, typer.Option("--block", "-b", help="Only decisions that touched this block.")] = -1,
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """Tell the kernel's decisions about a context or a block, oldest first, with the numbers that decided.
 
     Without either, the latest of all that this uid may see.
     """
-    with call_system(socket, "explain") as system:
+    with look_at(socket, "explain", source) as system:
         found = system.explain(0, cid, block)
     if as_json:
         print_json(found)

@@ -6,13 +6,13 @@ from rich.table import Table
 
 from attnix.syscalls.types import TierRow
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show, table
 from ..units import size
 
 
-def free(as_json: JsonOption = False, socket: SocketOption = "") -> None:
+def free(as_json: JsonOption = False, socket: SocketOption = "", source: FromOption = "") -> None:
     """Show every tier's frames: free, cache (reclaimable when needed), mapped by contexts, wired by the running batch."""
-    with call_system(socket, "free") as system:
+    with look_at(socket, "free", source) as system:
         seen = system.tiers()
     if as_json:
         print_json(seen)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import typer
 from rich.text import Text
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show
 
 
-def fsck(as_json: JsonOption = False, socket: SocketOption = "") -> None:
+def fsck(as_json: JsonOption = False, socket: SocketOption = "", source: FromOption = "") -> None:
     """Check every invariant of the running kernel (docs/invariants.md).  Exit status 1 when one is broken."""
-    with call_system(socket, "fsck") as system:
+    with look_at(socket, "fsck", source) as system:
         found = system.fsck()
     if as_json:
         print_json(found)

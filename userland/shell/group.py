@@ -10,7 +10,7 @@ from rich.table import Table
 
 from attnix.syscalls.types import GroupRow, GroupsResult, LimitRow
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, call_system, look_at, print_json, show, table
 from ..units import count, parse_size, size
 
 group = typer.Typer(
@@ -25,13 +25,14 @@ def ls(
     name: Annotated[str, typer.Argument(help="One group, uid:N or uid:N/NAME; otherwise all that you may see.")] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """List groups: a line each, and below it a line per limit or resource in use.
 
     Frames are charged to one group, the one that first needed them; what a sub-group uses is in its uid's numbers too. PSS
     divides each shared frame by its sharers.
     """
-    with call_system(socket, "group") as system:
+    with look_at(socket, "group", source) as system:
         rows = system.groups(name).rows
         frame_bytes = {row.tier: row.frame_bytes for row in system.tiers().tiers}
     if as_json:

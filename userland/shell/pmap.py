@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from attnix.syscalls import Client
 from attnix.syscalls.exceptions import AccessDenied, NotFound
 from attnix.syscalls.types import PagemapResult, ProcessRow, TierRow
 
 from ..framemap import Mapped, draw, frame_map, legend
-from ..output import JsonOption, SocketOption, call_system, console, print_json, show, table
-from ..units import count, size
+from ..output import FromOption, JsonOption, SocketOption, System, console, look_at, print_json, show, table
+from ..units import age, count, size
+from .blocks import FULL, INDEXED, VALID, WIRED, Run, blocks_of, frames_text, runs, span_text
 
 _HBM: Final = "hbm"
-_FLAGS: Final = ((1, "F"), (2, "I"), (4, "V"), (8, "W"))
+_FLAGS: Final = ((FULL, "F"), (INDEXED, "I"), (VALID, "V"), (WIRED, "W"))
 _MARGIN: Final = 12  # columns for the frame number
+_WIDEST: Final = 96
 
 
 def pmap(
     cid: Annotated[int, typer.Argument(metavar="[CTX]", help="The context's cid, as `attnix ps -c` shows it.")] = 0,
+    every: Annotated[bool, typer.Option("--all", "-a", help="A line per block: fold no runs.")] = False,
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """Show a context's page table; without CTX, draw which frame belongs to whom.
 
-    Flags: F full, I indexed (others can find it), V valid (computed), W wired (in the running batch).
-    COPIES are the devices that hold the block's content; only hbm has page tables, so only hbm is drawn as a map.
+    Blocks that follow each other and differ in frame, hits and age only are one line.  TIER is the fastest device that has
+    the block, `-` when it is in none and will be computed.  Flags: F full, I indexed (others can find it), V valid (computed),
+    W wired (in the running batch).  AGE is the time since the block was last wanted.  COPIES are all devices that hold it;
+    only hbm has page tables, so only hbm is drawn as a map.
     """
-    with call_system(socket, "pmap") as system:
+    with look_at(socket, "pmap", source) as system:
         if cid:
             page_table = system.pagemap(0, cid)
             if as_json:
                 print_json(page_table)
             else:
                 devices = [tier.device for tier in system.tiers().tiers]
-                print_page_table(console(), page_table, devices)
+                print_page_table(console(), page_table, devices, not every)
             return
         tiers = system.tiers().tiers
         mapped = collect(system, system.ps().processes)
@@ -53,7 +57,7 @@ def pmap(
             print_store(console(), tier)
 
 
-def collect(system: Client, processes: tuple[ProcessRow, ...]) -> list[Mapped]:
+def collect(system: System, processes: tuple[ProcessRow, ...]) -> list[Mapped]:
     """The page tables of every context that this uid may see.  One that ends meanwhile is left out."""
     found = []
     for process in processes:
@@ -65,27 +69,34 @@ def collect(system: Client, processes: tuple[ProcessRow, ...]) -> list[Mapped]:
     return found
 
 
-def print_page_table(to: Console, seen: PagemapResult, devices: Sequence[str]) -> None:
-    """A line per logical block.  devices: their names, by number."""
+def print_page_table(to: Console, seen: PagemapResult, devices: Sequence[str], folded: bool = True) -> None:
+    """A line per run of blocks that are alike, or per block.  devices: their names, by number."""
     show(f"cid {seen.cid} on {seen.device}: {count(seen.tokens)} tokens in blocks of {seen.block_tokens}", to)
-    made = table(">BLOCK", ">TOKENS", ">FRAME", ">SHIFT", ">COUNT", ">SHARERS", "FLAGS", ">HITS")
-    copies = [copies_text(bits, devices) for bits in seen.copies]
-    if copies:
-        made.add_column("COPIES", no_wrap=True)
-    first = 0
-    columns = (array(kind, data) for kind, data in zip("iihiBi", seen[4:10], strict=True))
-    for block, (frame, shift, tokens, sharers, flags, hits) in enumerate(zip(*columns, strict=True)):
-        letters = "".join(letter if flags & bit else "-" for bit, letter in _FLAGS)
-        span = f"{first}-{first + tokens - 1}" if tokens else "-"
-        cells = (block, span, frame if frame >= 0 else "-", shift, tokens, sharers, letters, hits)
-        made.add_row(*map(str, cells), *copies[block : block + 1], style="yellow" if sharers > 1 else "")
-        first += tokens
+    blocks = blocks_of(seen)
+    made = table(">BLOCK", ">TOKENS", "TIER", ">FRAME", ">SHIFT", ">SHARERS", "FLAGS", ">HITS", ">AGE", "COPIES")
+    for run in runs(blocks) if folded else (run for block in blocks for run in runs([block])):
+        made.add_row(*_cells(run, seen.device, devices), style="yellow" if run.first.sharers > 1 else "")
     show(made, to)
 
 
-def copies_text(bits: int, devices: Sequence[str]) -> str:
-    """Names of the devices whose bits are set; `-` for none."""
-    return " ".join(name for number, name in enumerate(devices) if bits >> number & 1) or "-"
+def _cells(run: Run, device: str, devices: Sequence[str]) -> tuple[str, ...]:
+    first, last = run.first, run.last
+    end = last.start + last.tokens
+    held = [name for number, name in enumerate(devices) if first.copies >> number & 1]
+    return (
+        span_text(first.number, last.number), span_text(first.start, end - 1) if end > first.start else "-",
+        device if first.frame >= 0 else held[0] if held else "-", frames_text(run.frames), str(first.shift), str(first.sharers),
+        "".join(letter if first.flags & bit else "-" for bit, letter in _FLAGS), span_text(*run.hits), _ages(run.ages_ms),
+        " ".join(held) or "-",
+    )  # fmt: skip
+
+
+def _ages(ages_ms: tuple[int, int]) -> str:
+    """Of a run the latest and the longest ago, when they read differently."""
+    if ages_ms[0] < 0:
+        return "-"
+    least, most = (age(ms * 1_000_000) for ms in ages_ms)
+    return least if least == most else f"{least} - {most}"
 
 
 def print_store(to: Console, tier: TierRow) -> None:
@@ -107,7 +118,7 @@ def print_frame_map(to: Console, tier: TierRow, mapped: list[Mapped]) -> None:
         f"{used} mapped ({size(used * tier.frame_bytes)}), {seen.shared_frames} of them shared",
         to,
     )
-    for line in draw(seen, columns=max(16, (min(to.width, 100) - _MARGIN) // 8 * 8)):
+    for line in draw(seen, columns=max(16, (min(to.width if to.is_terminal else _WIDEST, 100) - _MARGIN) // 8 * 8)):
         show(line, to)
     for line in legend(seen):
         show(line, to)

@@ -8,7 +8,7 @@ import typer
 
 from attnix.syscalls.types import ContextRow, Usage
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show, table
 from ..units import count, duration, size
 
 
@@ -16,9 +16,10 @@ def stat(
     cid: Annotated[int, typer.Argument(metavar="CTX", help="The context's cid, as `attnix ps -c` shows it.")],
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """Show one context's state, size, sharing and usage."""
-    with call_system(socket, "stat") as system:
+    with look_at(socket, "stat", source) as system:
         row = system.stat(0, cid)
     if as_json:
         print_json(row)

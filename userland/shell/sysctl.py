@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show, table
 
 
 def sysctl(
@@ -15,12 +15,13 @@ def sysctl(
     ] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
+    source: FromOption = "",
 ) -> None:
     """List tunables, show one, or set one with NAME=VALUE."""
     name, assigned, value = setting.partition("=")
     if assigned and not name:
         raise typer.BadParameter("write NAME=VALUE")
-    with call_system(socket, "sysctl") as system:
+    with look_at(socket, "sysctl", source) as system:
         found = system.sysctl(name, value) if assigned else system.sysctl(name)
     if as_json:
         print_json(found)

@@ -8,18 +8,18 @@ from rich.table import Table
 
 from attnix.syscalls.types import TierRow
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show, table
 from ..units import count, duration, rate, size
 
 
-def tiers(as_json: JsonOption = False, socket: SocketOption = "") -> None:
+def tiers(as_json: JsonOption = False, socket: SocketOption = "", source: FromOption = "") -> None:
     """Show every memory device: state, policy and engine; then its measured speed and what it has moved since boot.
 
     READ is out of the device, WRITE into it; the rates and the latency are measured by its driver, `-` until it has.
     dram has no driver: what moves between it and another device is counted at that one.
     Last, what it costs to compute tokens, once that is known: timed at boot, then learned from every pass of prompts.
     """
-    with call_system(socket, "tiers") as system:
+    with look_at(socket, "tiers", source) as system:
         seen = system.tiers()
     if as_json:
         print_json(seen)

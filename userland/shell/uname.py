@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show, table
 from ..units import count, size
 
 
-def uname(as_json: JsonOption = False, socket: SocketOption = "") -> None:
+def uname(as_json: JsonOption = False, socket: SocketOption = "", source: FromOption = "") -> None:
     """Print versions, model, geometry, numerics and devices."""
-    with call_system(socket, "uname") as system:
+    with look_at(socket, "uname", source) as system:
         seen = system.uname()
     if as_json:
         print_json(seen)

@@ -13,6 +13,7 @@ SOURCES = [
     "forward.c",
     "engine.c",
     "gates.c",
+    "plan.c",
     "weights.c",
     "pool.c",
     "ops.c",
@@ -44,6 +45,7 @@ ffi.cdef(
                    float *logits);
     void ax_attach_gates(ax_engine *e, const int64_t *gates, int ngates);
     int64_t ax_waited_ns(const ax_engine *e);
+    int64_t ax_shared_tokens(const ax_engine *e);
     int ax_error_detail(const ax_engine *e);
     void ax_phase_ns(ax_engine *e, int64_t *ns);
 

@@ -31,6 +31,8 @@ from .profile import PROFILES, Profile
 from .report import document, plot, table
 from .workload import from_trace
 
+_OF_RECORDINGS = ("--check",)
+_OF_BOTH = ("--json",)
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -86,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "attnix.boot", *argv])
     parser = argparse.ArgumentParser(
         prog="attnix replay",
+        allow_abbrev=False,
         description="Replay a recorded trace through the kernel under a simulated clock, or a recorded run as it was.",
         epilog="attnix replay --record FILE [what boot takes]: a live run, written down, in the foreground; in the "
         "background: attnix boot --daemon --record FILE.",
@@ -123,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", default="", metavar="FILE", help="write a document; -: to standard output, no table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw hits and TTFT (needs attnix[plot])")
     args = parser.parse_args(argv)
+    given = [word.partition("=")[0] for word in argv if word.startswith("--")]
     if args.rate <= 0 or args.concurrency <= 0 or args.requests < 0:
         parser.error("--rate and --concurrency are more than 0, --requests at least 0")
     if args.capacity and (args.hbm or args.dram or args.nvme):
@@ -139,10 +143,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.orders != 1 and not args.waits:
         parser.error("--orders is for --waits")
     try:
-        if is_recording(args.trace):
+        recorded = is_recording(args.trace)
+        wrong = [name for name in given if (name in _OF_RECORDINGS) != recorded and name not in _OF_BOTH]
+        if wrong:
+            what, others = ("recorded run", "traces") if recorded else ("trace", "recorded runs")
+            parser.error(f"{args.trace} is a {what}: {', '.join(wrong)} is for {others}")
+        if recorded:
             return _again(args)
         return _waits(args, policies[0]) if args.waits else _run(args, policies)
-    except (BadRecording, Errno, ImportError, OSError, ValueError, RuntimeError) as error:
+    except OSError as error:
+        print(f"attnix: {error.filename or args.trace}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except (BadRecording, Errno, ImportError, ValueError, RuntimeError) as error:
         print(f"attnix: {error}", file=sys.stderr)
         return 1
 
@@ -160,7 +172,7 @@ def _again(args: argparse.Namespace) -> int:
     began = perf_counter()
     outcome = again.replay(args.trace, check=args.check)
     _write(args, outcome.as_json(), again.told(args.trace, outcome, perf_counter() - began))
-    return 0 if outcome.differs_at < 0 else 1
+    return 0 if outcome.differs_at < 0 and not outcome.cut_short else 1
 
 
 def _write(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:

@@ -91,9 +91,12 @@ def told(path: Path, outcome: Outcome, took_s: float) -> str:
     lines.append("  events   " + ", ".join(f"{n:,} {name}" for name, n in outcome.events.most_common()))
     lines.append("  effects  " + ", ".join(f"{n:,} {name}" for name, n in outcome.effects.most_common()))
     if outcome.cut_short:
-        lines.append("  the file ends inside a record: the daemon did not end in order")
+        lines.append(
+            "  the file is torn: it ends inside a record, so the daemon did not end in order and what came then is lost"
+        )
     if outcome.differs_at < 0:
-        return "\n".join([*lines, "every effect of every step is the same, to the byte"])
+        which = f"of the {outcome.steps:,} steps that are left" if outcome.cut_short else "of every step"
+        return "\n".join([*lines, f"every effect {which} is the same, to the byte"])
     return "\n".join([*lines, f"step {outcome.differs_at:,} is the first that differs:", *outcome.difference])
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from math import log
+from statistics import stdev
 from typing import Any, Final, NamedTuple
 
 from .engine import Replay, Waits, share_of
@@ -29,7 +31,7 @@ ABOUT: Final = (
     "out from what was learnt of the tool. cost: keep, demote or drop by the three wastes, durations as learnt. noisy: cost,",
     "told an eta that is off by up to half. oracle: cost, told the exact duration of every wait.",
     "job: a session without its pauses. tool TTFT: from a tool's answer to the next token. closed: share of the gap between",
-    "lru's mean job and the oracle's. again: tokens computed that had been computed before.",
+    "lru's mean job and the oracle's. +-: standard error of the ratio to lru over the orders of arrival. again: tokens computed that had been computed before.",
 )
 
 
@@ -40,6 +42,8 @@ class Row(NamedTuple):
     again        tokens computed that had been computed before
     against_lru  of the mean job
     closed       of the gap lru -> oracle in the mean job; None where that is below 1%
+    by_order_s   mean job of each order of arrival
+    error        standard error of the ratio to lru, from how much it differs between the orders; None of one order
     """
 
     capacity: str
@@ -52,6 +56,8 @@ class Row(NamedTuple):
     refused: int
     against_lru: float
     closed: float | None
+    by_order_s: tuple[float, ...] = ()
+    error: float | None = None
 
 
 def compare(
@@ -72,8 +78,15 @@ def compare(
         gap = lru - made["oracle"].job_s.mean if lru and "oracle" in made else 0.0
         for row in made.values():
             closed = (lru - row.job_s.mean) / gap if gap > 0.01 * lru else None
-            rows.append(row._replace(against_lru=row.job_s.mean / lru - 1 if lru else 0.0, closed=closed))
+            error = standard_error(row.by_order_s, made["lru"].by_order_s) if lru and row.variant != "lru" else None
+            rows.append(row._replace(against_lru=row.job_s.mean / lru - 1 if lru else 0.0, closed=closed, error=error))
     return rows
+
+
+def standard_error(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Of the mean of log(ours / theirs), one pair an order.  None: fewer than two pairs."""
+    ratios = [log(a / b) for a, b in zip(ours, theirs, strict=True)]
+    return stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else None
 
 
 def _row(
@@ -81,18 +94,20 @@ def _row(
     sysctl: Mapping[str, int | str] | None,
 ) -> Row:  # fmt: skip
     jobs_s: list[float] = []
+    by_order_s: list[float] = []
     ttfts_s: list[float] = []
     results: list[Result] = []
     for workload in workloads:
         run = Replay(workload, profile, share_of(workload, capacity), policy, waits=VARIANTS[variant], sysctl=sysctl)
         results.append(run.run())
         jobs_s += run.jobs_s
+        by_order_s.append(sum(run.jobs_s) / max(1, len(run.jobs_s)))
         ttfts_s += run.tool_ttfts_s
     found = sum(sum(r.hit_tokens.values()) for r in results) / max(1, sum(r.prompt_tokens for r in results))
     busy = sum(r.busy * r.makespan_s for r in results) / max(1e-9, sum(r.makespan_s for r in results))
     return Row(
         capacity, variant, quantiles(jobs_s), quantiles(ttfts_s), found, sum(r.again_tokens for r in results), busy,
-        sum(r.refused for r in results), 0.0, None,
+        sum(r.refused for r in results), 0.0, None, tuple(by_order_s),
     )  # fmt: skip
 
 
@@ -105,6 +120,7 @@ def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
             "p50",
             "p95",
             "to lru",
+            "+-",
             "closed",
             "tool TTFT mean",
             "p50",
@@ -121,7 +137,7 @@ def table(settings: dict[str, Any], rows: Sequence[Row]) -> str:
         cells.append(
             [
                 row.capacity if row.capacity != above else "", row.variant, *map(time_text, times),
-                f"{row.against_lru:+.1%}", "-" if row.closed is None else f"{row.closed:.0%}", *map(time_text, ttfts),
+                f"{row.against_lru:+.1%}", "-" if row.error is None else f"{row.error:.1%}", "-" if row.closed is None else f"{row.closed:.0%}", *map(time_text, ttfts),
                 f"{row.found:.1%}", tokens_text(row.again), f"{row.busy:.0%}",
             ]
         )  # fmt: skip

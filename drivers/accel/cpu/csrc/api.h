@@ -15,6 +15,7 @@ int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens,
                float *logits);
 void ax_attach_gates(ax_engine *e, const int64_t *gates, int ngates);
 int64_t ax_waited_ns(const ax_engine *e);
+int64_t ax_shared_tokens(const ax_engine *e);
 int ax_error_detail(const ax_engine *e);
 void ax_phase_ns(ax_engine *e, int64_t *ns);
 

@@ -53,7 +53,7 @@ static int scratch_new(ax_engine *e, ax_scratch *s) {
         *field[i] = at;
         at += (floats[i] + 31) / 16 * 16;
     }
-    return AX_OK;
+    return (s->position = malloc(rows * sizeof *s->position)) == NULL ? AX_ENOMEM : AX_OK;
 }
 
 /* A new engine without weights; NULL without memory.  inv_freq: [head_dim / 2] rotary frequencies. */
@@ -92,6 +92,11 @@ ax_engine *ax_new(const ax_shape *shape, const float *inv_freq, int threads, int
     bad |= (e->ffn_buffer = ax_alloc_huge(rows_bytes(shape->intermediate))) == NULL;
     bad |= (e->head_buffer = ax_alloc_huge(rows_bytes(shape->hidden))) == NULL;
     bad |= (e->row_span = malloc(AX_CHUNK * sizeof *e->row_span)) == NULL;
+    bad |= (e->queries = malloc(AX_CHUNK * sizeof *e->queries)) == NULL;
+    bad |= (e->groups = malloc(AX_CHUNK / 2 * sizeof *e->groups)) == NULL;
+    bad |= (e->order = malloc(2 * AX_CHUNK * sizeof *e->order)) == NULL;
+    bad |= (e->parts = malloc(AX_CHUNK * sizeof *e->parts)) == NULL;
+    e->state_floats = 32 + (size_t)ax_pad(shape->head_dim, AX_PANEL);
     bad |= (e->want_row = malloc(AX_CHUNK * sizeof *e->want_row)) == NULL;
     bad |= (e->want_out = malloc(AX_CHUNK * sizeof *e->want_out)) == NULL;
     bad |= (e->scratch = calloc((size_t)threads, sizeof *e->scratch)) == NULL;
@@ -119,9 +124,9 @@ void ax_free(ax_engine *e) {
     ax_free_huge(e->attn_buffer, rows_bytes(e->s.heads * e->s.head_dim));
     ax_free_huge(e->ffn_buffer, rows_bytes(e->s.intermediate));
     ax_free_huge(e->head_buffer, rows_bytes(e->s.hidden));
-    for (int t = 0; e->scratch != NULL && t < e->threads; t++) free(e->scratch[t].q);
+    for (int t = 0; e->scratch != NULL && t < e->threads; t++) free(e->scratch[t].q), free(e->scratch[t].position);
     void *plain[] = {e->inv_freq, e->layer, e->norm_out, e->row_span, e->scratch, e->spans, e->firsts, e->tasks,
-                     e->partials, e->want_out, e->want_row};
+                     e->queries, e->groups, e->order, e->parts, e->states, e->want_out, e->want_row};
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) free(plain[i]);
     free(e);
 }
@@ -177,6 +182,9 @@ void ax_attach_gates(ax_engine *e, const int64_t *gates, int ngates) {
 
 /* Of the last pass: nanoseconds spent at gates. */
 int64_t ax_waited_ns(const ax_engine *e) { return e->waited_ns; }
+
+/* Of the last pass: positions, summed over its rows, that were read for several rows at once (plan.c). */
+int64_t ax_shared_tokens(const ax_engine *e) { return e->shared_tokens; }
 
 int ax_error_detail(const ax_engine *e) { return e->detail; }
 

@@ -1,8 +1,8 @@
 /* The CPU compute engine of the accel driver: types shared by its files.
  *
- * Reading order: forward.c (one pass, phase by phase), isa_kernels.h (products and element-wise kernels),
- * isa_attention.h (attention over the page table), gates.c (waiting for loads), pool.c (threads), weights.c (packing),
- * engine.c (life of an engine).
+ * Reading order: forward.c (one pass, phase by phase), isa_kernels.h (products and element-wise kernels), plan.c (who
+ * attends to what), isa_attention.h (attention over the page table), gates.c (waiting for loads), pool.c (threads),
+ * weights.c (packing), engine.c (life of an engine).
  *
  * Letters: M rows (tokens) of a pass, K inner dimension, N outputs, D head dim, G query heads per KV head,
  * P tokens per block, F frames, L layers.
@@ -81,17 +81,30 @@ typedef struct { /* what one sequence needs during a pass; made before the first
     int32_t row;         /* its first row in the pass */
 } ax_span;
 
-typedef struct { /* one attention task: query tokens [token, token + tokens) of a span against one KV head */
-    int32_t span, kv_head, token, tokens;
-    int32_t split_lo, split_hi; /* splits of the positions, [lo, hi) */
-    int32_t partial;            /* -1: finish the rows; else the first partial slot to fill */
+typedef struct { /* tokens of one sequence that go through attention together: rows [row, row + tokens) of the chunk */
+    int32_t span, row, tokens;
+    int32_t from, to;    /* the positions they see: the tile in which a window begins, past the newest */
+    int32_t shared;      /* a group reads [from, shared) for them */
+} ax_query;
+
+typedef struct { /* queries that read the same tiles of [from, to): e->order[first, first + tokens) */
+    int32_t first, tokens, from, to;
+} ax_group;
+
+enum { AX_WHOLE, AX_PART, AX_REST }; /* finish the rows; leave their states; go on from such states and finish */
+typedef struct { /* one attention task: rows e->order[first, first + tokens) against positions [from, to) of one KV head */
+    int32_t first, tokens, kv_head, from, to, how;
 } ax_task;
+
+/* Where the states of a row's splits lie: that of KV head h and split k in slot + h * splits + k - first. */
+typedef struct { int64_t slot; int32_t first, splits; } ax_parts;
 
 typedef struct ax_pool ax_pool;
 typedef struct ax_engine ax_engine;
 
 typedef struct { /* per-thread memory of attention, carved out of one allocation */
     float *q, *scores, *p, *k_panels, *v_panels, *widened, *out, *total, *row, *m, *l, *total_m, *total_l, *alpha;
+    int32_t *position; /* of each row */
 } ax_scratch;
 
 typedef struct { /* where a row's activations lie: row blocks of `mr` rows, [blocks][k][mr] */
@@ -113,7 +126,6 @@ typedef struct { /* the kernels of one instruction set */
     float (*to_int8)(const float *x, int8_t *y, int n);
     double (*log_sum)(const float *x, int n, int32_t *best);
     void (*attend)(ax_engine *e, int layer, const ax_task *task, const ax_task *follower, ax_scratch *s);
-    void (*merge)(ax_engine *e, const ax_task *task, ax_scratch *s);
 } ax_kernels;
 
 struct ax_engine {
@@ -141,9 +153,14 @@ struct ax_engine {
     uint8_t *norm_buffer, *attn_buffer, *ffn_buffer, *head_buffer;
     ax_rows normed, attended, gated, wanted;
     ax_span *spans; int32_t *firsts; size_t spans_room, firsts_room;
-    ax_task *tasks; size_t tasks_room; int32_t ntasks, nmerges;
-    float *partials; size_t partials_room; size_t partial_floats;
-    int32_t *row_span, *row_token;
+    ax_query *queries; ax_group *groups; int32_t nqueries, ngroups;
+    int32_t *order;                 /* the chunk's rows as they are, then those of each group */
+    ax_task *tasks; size_t tasks_room;
+    int32_t ntasks, nrests, tails;  /* tasks; after a barrier those that finish rows; the positions that these read */
+    ax_parts *parts; float *states; /* of rows that AX_PART tasks see: [slots][G][state_floats] */
+    size_t states_room, state_floats;
+    int64_t shared_tokens;          /* positions of rows that a group read for them, of the whole pass */
+    int32_t *row_span;
     float **want_out; int32_t *want_row; /* the wanted rows of a chunk and where their logits go */
     /* arguments of the pass */
     const ax_seq *seqs; int32_t nseqs; const int32_t *tokens; const int32_t *copies; int32_t ncopies;
@@ -163,6 +180,10 @@ void ax_pool_run(ax_pool *pool, ax_work work, void *arg);
 void ax_pool_barrier(ax_pool *pool, int thread, ax_work last, void *arg);
 /* the next share [*from, *to) of `total` pieces in this phase; 0 when none is left */
 int ax_pool_take(ax_pool *pool, int thread, long total, long least, long *from, long *to);
+
+/* plan.c */
+int ax_queries_per_tile(const ax_engine *e);
+void ax_plan_attention(ax_engine *e);
 
 /* gates.c */
 int64_t ax_now_ns(void);

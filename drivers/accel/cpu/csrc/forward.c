@@ -7,7 +7,7 @@
  *   norm      x -> RMSNorm -> A blocks (bfloat16 pairs where the instruction set multiplies those)
  *   product   qkv = A . W_qkv (+ bias)
  *   keys      RMSNorm of q and k heads (Qwen3), rotate k, write k and v into their frames where position >= write_from
- *   attention over the page table (isa_attention.h), then the merge of splits that were shared out -> A blocks
+ *   attention over the page table (isa_attention.h), then the rest of what was shared out (plan.c) -> A blocks
  *   product   x += A . W_o
  *   norm, product  silu(A . W_gate) * (A . W_up) -> A blocks
  *   product   x += A . W_down
@@ -23,7 +23,7 @@
 #include <string.h>
 
 enum { NS_OTHER, NS_NORM, NS_QKV, NS_KEYS, NS_ATTEND, NS_O, NS_FFN, NS_HEAD, NS_WAIT };
-enum { GROUP_BYTES = 384 << 10, TASKS_PER_THREAD = 4 };
+enum { GROUP_BYTES = 384 << 10 };
 
 typedef struct { float *base; long step; float **rows; const float *bias; int how; const ax_rows *gated; int n; } out_t;
 
@@ -147,12 +147,12 @@ static void keys_row(ax_engine *e, int layer, int row) {
     }
 }
 
-/* The small steps between products and attention.  Their pieces are rows, or merges of one task. */
-typedef enum { STEP_NORM_ATTN, STEP_KEYS, STEP_MERGE, STEP_NORM_FFN, STEP_NORM_OUT } step_kind;
+/* The small steps between products and attention.  Their pieces are rows, or tasks that finish some. */
+typedef enum { STEP_NORM_ATTN, STEP_KEYS, STEP_REST, STEP_NORM_FFN, STEP_NORM_OUT } step_kind;
 typedef struct { ax_engine *e; step_kind kind; int layer; } step_t;
 
 static int pieces_of(const step_t *s) {
-    if (s->kind == STEP_MERGE) return s->e->nmerges;
+    if (s->kind == STEP_REST) return s->e->nrests;
     return s->kind == STEP_NORM_OUT ? s->e->nwanted : s->e->chunk_rows;
 }
 
@@ -161,7 +161,7 @@ static void do_piece(const step_t *s, int thread, int i) {
     switch (s->kind) {
     case STEP_NORM_ATTN: norm_row(e, thread, e->layer[s->layer].v[AX_NORM_ATTN], &e->normed, i, i); break;
     case STEP_KEYS: keys_row(e, s->layer, i); break;
-    case STEP_MERGE: e->isa->merge(e, &e->tasks[e->ntasks + i], &e->scratch[thread]); break;
+    case STEP_REST: e->isa->attend(e, s->layer, &e->tasks[e->ntasks + i], NULL, &e->scratch[thread]); break;
     case STEP_NORM_FFN: norm_row(e, thread, e->layer[s->layer].v[AX_NORM_FFN], &e->normed, i, i); break;
     case STEP_NORM_OUT: norm_row(e, thread, e->norm_out, &e->wanted, i, e->want_row[i]); break;
     }
@@ -182,7 +182,7 @@ static void end_then(ax_engine *e, int thread, int kind, int64_t *since, step_t 
     long from, to;
     while (ax_pool_take(e->pool, thread, pieces_of(&step), 1, &from, &to))
         for (long i = from; i < to; i++) do_piece(&step, thread, (int)i);
-    phase_end(e, thread, step.kind == STEP_MERGE ? NS_ATTEND : step.kind == STEP_KEYS ? NS_KEYS : NS_NORM, since);
+    phase_end(e, thread, step.kind == STEP_KEYS ? NS_KEYS : NS_NORM, since);
 }
 
 /* Copy `layers` layers, from `layer` on, of one pair of frames. */
@@ -207,9 +207,15 @@ static void open_layer(void *step, int thread) {
 /* The first chunk of a pass goes through the gates; when it is through, everything has been loaded. */
 static int is_gated(const ax_engine *e) { return e->nwaits > 0 && e->chunk_row == 0; }
 
+static void attend_to(ax_engine *e, int thread, int layer, const ax_task *tasks, int n) {
+    long from, to;
+    while (ax_pool_take(e->pool, thread, n, 1, &from, &to))
+        for (long i = from; i < to; i++)
+            e->isa->attend(e, layer, &tasks[i], i + 1 < to ? &tasks[i + 1] : NULL, &e->scratch[thread]);
+}
+
 static void layers(ax_engine *e, int thread, int64_t *since) {
     const ax_shape *s = &e->s;
-    long from, to;
     for (int l = 0; l < s->layers; l++) {
         const ax_layer *layer = &e->layer[l];
         product(e, thread, &layer->m[AX_QKV], &e->normed,
@@ -220,10 +226,12 @@ static void layers(ax_engine *e, int thread, int64_t *since) {
             if (e->result != AX_OK) return;
         }
         end_then(e, thread, NS_QKV, since, keys);
-        while (ax_pool_take(e->pool, thread, e->ntasks, 1, &from, &to))
-            for (long i = from; i < to; i++)
-                e->isa->attend(e, l, &e->tasks[i], i + 1 < to ? &e->tasks[i + 1] : NULL, &e->scratch[thread]);
-        end_then(e, thread, NS_ATTEND, since, (step_t){e, STEP_MERGE, l});
+        attend_to(e, thread, l, e->tasks, e->ntasks);
+        if (e->tails > 0) { /* much to do, even if it is in few pieces */
+            phase_end(e, thread, NS_ATTEND, since);
+            attend_to(e, thread, l, e->tasks + e->ntasks, e->nrests);
+            phase_end(e, thread, NS_ATTEND, since);
+        } else end_then(e, thread, NS_ATTEND, since, (step_t){e, STEP_REST, l});
         product(e, thread, &layer->m[AX_O], &e->attended, &(out_t){.base = e->x, .step = s->hidden, .how = AX_OUT_ADD, .n = s->hidden});
         end_then(e, thread, NS_O, since, (step_t){e, STEP_NORM_FFN, l});
         product(e, thread, &layer->m[AX_GATE_UP], &e->normed, &(out_t){.how = AX_OUT_SILU, .gated = &e->gated});
@@ -232,47 +240,6 @@ static void layers(ax_engine *e, int thread, int64_t *since) {
         if (l + 1 < s->layers) end_then(e, thread, NS_FFN, since, (step_t){e, STEP_NORM_ATTN, l + 1});
         else phase_end(e, thread, NS_FFN, since);
     }
-}
-
-/* Cut the attention of a chunk into tasks, long ones first.  With fewer tasks than threads can share, a decode row's
- * splits become tasks of their own; their states are merged by tasks that follow the first `ntasks`. */
-static void plan_attention(ax_engine *e) {
-    int per_tile = AX_Q_ROWS / e->group > 0 ? AX_Q_ROWS / e->group : 1, n = 0;
-    int begin = e->chunk_row, end = begin + e->chunk_rows, partial = 0;
-    for (int i = e->first_span; i < e->last_span; i++) {
-        const ax_span *span = &e->spans[i];
-        int a = span->row < begin ? begin - span->row : 0, b = span->row + span->ntokens > end ? end - span->row : span->ntokens;
-        for (int t = b; t > a;) {
-            int tokens = (t - a) % per_tile == 0 ? per_tile : (t - a) % per_tile;
-            t -= tokens;
-            for (int h = 0; h < e->s.kv_heads; h++)
-                e->tasks[n++] = (ax_task){i, h, t, tokens, 0, (span->start + t + tokens - 1) / AX_SPLIT + 1, -1};
-        }
-    }
-    e->ntasks = n;
-    e->nmerges = 0;
-    if (n >= TASKS_PER_THREAD * e->threads || e->threads == 1) return;
-    size_t pieces = 0;
-    for (int i = 0; i < n; i++) pieces += e->tasks[i].tokens == 1 ? (size_t)e->tasks[i].split_hi : 0;
-    if (pieces > e->partials_room || pieces + 2 * (size_t)n > e->tasks_room) return;
-    ax_task whole[TASKS_PER_THREAD * 1024];
-    if (n > (int)(sizeof whole / sizeof *whole)) return;
-    memcpy(whole, e->tasks, (size_t)n * sizeof *whole);
-    int out = 0;
-    for (int i = 0; i < n; i++) {
-        ax_task *t = &whole[i];
-        if (t->tokens != 1 || t->split_hi < 2) {
-            e->tasks[out++] = *t;
-            continue;
-        }
-        t->partial = partial;
-        partial += t->split_hi;
-        for (int split = 0; split < t->split_hi; split++)
-            e->tasks[out++] = (ax_task){t->span, t->kv_head, t->token, 1, split, split + 1, t->partial + split};
-    }
-    e->ntasks = out;
-    for (int i = 0; i < n; i++)
-        if (whole[i].partial >= 0) e->tasks[out + e->nmerges++] = whole[i];
 }
 
 static void plan_chunk(ax_engine *e, int row, int total) {
@@ -289,7 +256,7 @@ static void plan_chunk(ax_engine *e, int row, int total) {
     e->normed = lay_rows(e, e->norm_buffer, e->chunk_rows, e->s.hidden);
     e->attended = lay_rows(e, e->attn_buffer, e->chunk_rows, e->s.heads * e->s.head_dim);
     e->gated = lay_rows(e, e->ffn_buffer, e->chunk_rows, e->s.intermediate);
-    plan_attention(e);
+    ax_plan_attention(e);
 }
 
 typedef struct { ax_engine *e; int total, nwant; const int32_t *want; float *logits; int next_want, next_row; } pass_t;
@@ -381,20 +348,12 @@ static int decode_spans(ax_engine *e, int ntokens, int *newest) {
         if (q->token_offset != row || q->ntokens > ntokens - row) return fail(e, AX_ETOKEN, i);
         row += q->ntokens;
         entries += (size_t)q->entries + 1;
-        int per_tile = AX_Q_ROWS / e->group > 0 ? AX_Q_ROWS / e->group : 1;
-        tasks += ((size_t)q->ntokens / (size_t)per_tile + 2 + (size_t)(q->start + q->ntokens) / AX_SPLIT + 3) * (size_t)e->s.kv_heads;
+        size_t queries = (size_t)(q->ntokens / ax_queries_per_tile(e) + 2), splits = (size_t)((q->start + q->ntokens) / AX_SPLIT + 2);
+        tasks += 2 * (queries + splits) * (size_t)e->s.kv_heads; /* all of a chunk's, see plan.c */
     }
     if (row != ntokens) return fail(e, AX_ETOKEN, e->nseqs);
     for (int i = 0; i < ntokens; i++)
         if (e->tokens[i] < 0 || e->tokens[i] >= e->s.vocab) return fail(e, AX_ETOKEN, i);
-    e->partial_floats = (size_t)e->group * (size_t)(ax_pad(e->s.head_dim, AX_PANEL) + 2);
-    size_t pieces = (size_t)TASKS_PER_THREAD * (size_t)e->threads * ((size_t)e->s.window / AX_SPLIT + 1);
-    if (pieces > e->partials_room) {
-        free(e->partials);
-        e->partials_room = 0;
-        if ((e->partials = malloc(pieces * e->partial_floats * 4)) == NULL) return fail(e, AX_ENOMEM, 0);
-        e->partials_room = pieces;
-    }
     if (reserve(&e->spans, &e->spans_room, (size_t)e->nseqs, sizeof *e->spans) ||
         reserve(&e->firsts, &e->firsts_room, entries, sizeof *e->firsts) ||
         reserve(&e->tasks, &e->tasks_room, tasks, sizeof *e->tasks))
@@ -447,7 +406,7 @@ int ax_forward(ax_engine *e, const void *seqs, int nseqs, const int32_t *tokens,
     e->ncopies = ncopies;
     e->waits = gates;
     e->nwaits = 0;
-    e->waited_ns = 0;
+    e->waited_ns = e->shared_tokens = 0;
     e->result = AX_OK;
     int newest = 0, bad = decode_spans(e, ntokens, &newest);
     if (bad) return bad;

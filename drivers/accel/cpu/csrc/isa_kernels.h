@@ -246,5 +246,5 @@ const ax_kernels AX_NAME(ax_kernels) = {
     .max_mr = MAX_MR,
     .product = {AX_EACH_MR(product_f32_), AX_EACH_MR(product_bf16_)},
     .rms_norm = rms_norm, .store_row = store_row, .silu_block = silu_block, .rope = rope, .to_bf16 = to_bf16, .to_int8 = to_int8, .log_sum = log_sum,
-    .attend = attend, .merge = merge,
+    .attend = attend,
 };

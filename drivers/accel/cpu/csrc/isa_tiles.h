@@ -125,11 +125,10 @@ AX_INLINE void fetch_rows(const tile_t *next, int from, int rows, size_t offset)
 }
 
 /* K of a tile -> [AX_TILE / 32][words][32]: a word is a float32, or a pair of bfloat16 along D. */
-static void pack_keys(const tile_t *t, const tile_t *next, int words, uint32_t *out) {
+static void pack_keys(const tile_t *t, int words, uint32_t *out) {
     const uint8_t *row[AX_TILE];
     for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] : zero_row;
     for (int p = 0; p < t->n; p += AX_PANEL) {
-        fetch_rows(next, p, AX_PANEL, 0);
         uint32_t *panel = out + (size_t)(p / AX_PANEL) * (size_t)words * AX_PANEL;
         int w = 0;
 #if AX_VL == 16
@@ -147,11 +146,10 @@ static void pack_keys(const tile_t *t, const tile_t *next, int words, uint32_t *
 }
 
 /* V of a tile -> [D padded / 32][positions][32] float32, or [..][positions / 2][32] words that pair two positions. */
-static void pack_values(const tile_t *t, const tile_t *next, const ax_engine *e, uint32_t *out) {
+static void pack_values(const tile_t *t, const ax_engine *e, uint32_t *out) {
     int head_dim = e->s.head_dim, depth = e->kv_kind == AX_BF16 ? AX_TILE / 2 : AX_TILE;
     const uint8_t *row[AX_TILE];
     for (int i = 0; i < AX_TILE; i++) row[i] = i < t->n ? t->key[i] + t->value : zero_row;
-    fetch_rows(next, 0, AX_TILE, next->value);
     int used = e->kv_kind == AX_BF16 ? (t->n + 1) / 2 : t->n;
     for (int d = 0; d < head_dim; d += AX_PANEL) {
         uint32_t *panel = out + (size_t)(d / AX_PANEL) * (size_t)depth * AX_PANEL;

@@ -1,0 +1,72 @@
+"""`attnix doctor`: what is wrong here, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from attnix.syscalls import AttnixError
+
+from ..output import CommandError, FromOption, JsonOption, SocketOption, look_at, print_json, show
+from .examine import DIAGNOSES, examine
+from .facts import WINDOW_S, Facts, read
+from .finding import Finding
+
+
+class CannotLook(CommandError):
+    """There is nothing to examine."""
+
+    exit_status = 3
+
+
+def doctor(
+    window: Annotated[float, typer.Option(metavar="S", help="Look at the last so many seconds.", min=1)] = WINDOW_S,
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+    source: FromOption = "",
+) -> None:
+    """Say what is wrong, with the numbers and the remedy, the worst first.
+
+    A dump (--from) tells of prompts only when it was made with --text.  Exit status: 0 nothing is wrong, 1 something is, 3 it could not look.
+    """
+    try:
+        with look_at(socket, "doctor", source) as system:
+            facts = read(system, window)
+    except (AttnixError, CommandError) as error:
+        raise CannotLook(str(error)) from None
+    found = examine(facts)
+    if as_json:
+        print_json(document(facts, found))
+    else:
+        for line in text(facts, found):
+            show(line)
+    if found:
+        sys.exit(1)
+
+
+def document(facts: Facts, found: list[Finding]) -> dict[str, Any]:
+    return {
+        "healthy": not found,
+        "window_s": facts.window_ns / 1e9,
+        "prompts": len(facts.heads),
+        "findings": [asdict(finding) for finding in found],
+    }
+
+
+def text(facts: Facts, found: list[Finding]) -> list[str]:
+    looked = f"{facts.window_ns / 1e9:.0f} s, {len(facts.heads)} prompts, {facts.capacity_frames:,} frames of {facts.block_tokens} tokens"
+    if not found:
+        return [f"nothing is wrong that {len(DIAGNOSES)} diagnoses know of ({looked})"]
+    lines = [f"{len(found)} finding{'s' if len(found) > 1 else ''}, the worst first ({looked})"]
+    for number, finding in enumerate(found, 1):
+        lines += ["", f"{number}. {finding.title}", f"   costs about {percent(finding.damage)} of the {finding.costs}"]
+        lines += [f"   {line}" for line in finding.evidence]
+        lines += [f"   -> {line}" for line in finding.remedies]
+    return lines
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else "less than 1%"

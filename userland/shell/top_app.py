@@ -1,0 +1,164 @@
+"""The display of `attnix top`: sparklines, tiers and a table of processes, in textual."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar, Final
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import DataTable, Footer, Label, Sparkline, Static
+
+from attnix.syscalls import AttnixError
+from attnix.syscalls.exceptions import SyscallError
+
+from ..output import System
+from .top import COLUMNS, Seen, cells, hit_rates, look, ordered, summary
+
+_KEPT: Final = 120  # looks in a sparkline
+_STOP, _CONT, _TERM = 19, 18, 15
+
+
+class TopApp(App[None]):
+    """system: a client of its own.  `refresh_now` is called every `interval` seconds, and by tests."""
+
+    CSS = """
+    #summary { height: auto; padding: 0 1; }
+    #rates { height: 4; }
+    .rate { width: 1fr; padding: 0 1; }
+    Sparkline { height: 2; }
+    #said { height: 1; padding: 0 1; color: $warning; }
+    DataTable { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key, f"sort('{name}')", f"by {name.replace('tokens_s', 'tok/s')}") for key, name in (
+            ("t", "tokens_s"), ("k", "kv"), ("p", "pss"), ("n", "tokens"), ("a", "age"), ("i", "pid"))),
+        Binding("x", "end", "end it"), Binding("z", "stop", "stop/go on"),
+        Binding("plus,equals_sign", "renice(1)", "nicer"), Binding("minus", "renice(-1)", "less nice"),
+        Binding("q", "quit", "leave"),
+    ]  # fmt: skip
+
+    def __init__(self, system: System, interval: float, sort: str) -> None:
+        super().__init__()
+        self.title = "attnix top"
+        self.sort_by = sort
+        self.seen: Seen | None = None
+        self._system = system
+        self._interval = interval
+        self._rates: dict[str, deque[float]] = {name: deque([0.0], _KEPT) for name in ("tokens", "hits", "pressure")}
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="summary")
+        with Horizontal(id="rates"):
+            for name in self._rates:
+                with Vertical(classes="rate"):
+                    yield Label("", id=f"{name}_label")
+                    yield Sparkline([0.0], id=name)
+        yield Label("", id="said")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        processes: DataTable[Any] = self.query_one(DataTable)
+        for column in COLUMNS:
+            processes.add_column(column.lstrip(">"), key=column)
+        processes.focus()
+        self.refresh_now()
+        self.set_interval(self._interval, self.refresh_now)
+
+    def refresh_now(self) -> None:
+        """Look again.  A daemon that is gone is said to be, and what was seen last stays."""
+        before = self.seen
+        try:
+            self.seen = look(self._system, before)
+        except AttnixError as error:
+            self._say(str(error))
+            return
+        self._draw(before)
+
+    def _draw(self, before: Seen | None) -> None:
+        seen = self.seen
+        assert seen is not None
+        self.query_one("#summary", Static).update("\n".join(summary(seen)))
+        if seen.rates is not None and before is not None:
+            found = hit_rates(seen.sample.tiers, seen.sample.counters, before.sample.counters)
+            self._rates["tokens"].append(seen.rates.comp)
+            self._rates["hits"].append(100 * sum(found.values()))
+            self._rates["pressure"].append(seen.rates.some / 10)
+            by_tier = ", ".join(f"{tier} {share:.0%}" for tier, share in found.items()) or "nothing looked for"
+            for name, text in (
+                ("tokens", f"tokens/s {seen.rates.comp:,.0f}"), ("hits", f"hits: {by_tier}"),
+                ("pressure", f"pressure {seen.rates.some / 10:.1f}%"),
+            ):  # fmt: skip
+                self.query_one(f"#{name}_label", Label).update(text)
+                self.query_one(f"#{name}", Sparkline).data = list(self._rates[name])
+        self._list(seen)
+
+    def _list(self, seen: Seen) -> None:
+        processes: DataTable[Any] = self.query_one(DataTable)
+        chosen = self.chosen()
+        processes.clear()
+        for row in ordered(seen, self.sort_by):
+            processes.add_row(*cells(row, seen), key=str(row.pid))
+        if chosen and any(row.pid == chosen for row in seen.processes):
+            processes.move_cursor(row=processes.get_row_index(str(chosen)))
+
+    def chosen(self) -> int:
+        """The pid under the cursor, 0 when there is none."""
+        processes: DataTable[Any] = self.query_one(DataTable)
+        if not processes.row_count:
+            return 0
+        key = processes.coordinate_to_cell_key(processes.cursor_coordinate).row_key.value
+        return int(key or 0)
+
+    def _say(self, text: str) -> None:
+        self.query_one("#said", Label).update(text)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
+
+    def action_sort(self, by: str) -> None:
+        self.sort_by = by
+        self._say(f"sorted by {by}")
+        if self.seen is not None:
+            self._list(self.seen)
+
+    def action_end(self) -> None:
+        self._signal(_TERM, "was ended")
+
+    def action_stop(self) -> None:
+        stopped = self._state() == "stopped"
+        self._signal(_CONT if stopped else _STOP, "goes on" if stopped else "is stopped: z lets it go on")
+
+    def action_renice(self, by: int) -> None:
+        pid, row = self.chosen(), self._row()
+        if row is None:
+            return
+        nice = max(-20, min(19, row.nice + by))
+        try:
+            self._system.setpriority(pid, nice)
+        except SyscallError as error:
+            self._say(str(error))
+            return
+        self._say(f"pid {pid}: nice {nice}")
+        self.refresh_now()
+
+    def _signal(self, number: int, done: str) -> None:
+        pid = self.chosen()
+        if not pid:
+            return
+        try:
+            self._system.kill(pid, number)
+        except SyscallError as error:
+            self._say(str(error))
+            return
+        self._say(f"pid {pid} {done}")
+        self.refresh_now()
+
+    def _row(self) -> Any:
+        pid = self.chosen()
+        return next((row for row in self.seen.processes if row.pid == pid), None) if self.seen and pid else None
+
+    def _state(self) -> str:
+        row = self._row()
+        return "" if row is None else str(row.state)
