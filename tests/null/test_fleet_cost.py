@@ -88,7 +88,13 @@ def prompt(number: int) -> bytes:
 def busiest(contexts: int, eta_ms: int) -> tuple[int, int, int]:
     """(bytecodes of the busiest step, bytecodes of all, items of all) of two agents' turns beside parked contexts."""
     system = SimulatedSystem(
-        core=CountingCore, frames=12, dram=24, nvme=48, max_contexts=MANY + 4, check=False, sysctl={"evict.policy": "lru"}
+        core=CountingCore,
+        frames=12,
+        dram=24,
+        nvme=48,
+        max_contexts=MANY + 4,
+        check=False,
+        sysctl={"evict.policy": "lru"},
     )
     client = system.connect()
     park(system, client, contexts, eta_ms)
