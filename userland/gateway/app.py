@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from . import anthropic_api, health, monitoring, openai_api
+from . import anthropic_api, health, monitoring, openai_api, openapi
+from .dashboard import routes as dashboard
 from .errors import ApiError
 from .gateway import Gateway
 from .http import Api, refusal
@@ -30,6 +31,8 @@ SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (
     anthropic_api.routes,
     monitoring.routes,
     health.routes,
+    openapi.routes,
+    dashboard.routes,
 )
 
 
