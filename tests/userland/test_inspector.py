@@ -26,7 +26,7 @@ from .test_commands import CONTEXT, TIER, misfit
 LIVE_ONLY = {
     "agent", "attach-tier", "batch", "boot", "chat", "demo", "demote", "detach-tier", "dump", "evict", "help", "kill", "nice", "pin",
     "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "unlink", "unpin", "wake",
-    "bench", "replay", "serve",
+    "bench", "replay", "serve", "trace",
 }  # fmt: skip
 LOOKS = {
     "cat": "cat CID", "df": "df", "doctor": "doctor", "dmesg": "dmesg", "explain": "explain", "free": "free", "fsck": "fsck", "group": "group ls", "lsctx": "lsctx",
