@@ -7,12 +7,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] drivers/nvme/csrc/*.[ch] kernel/_core_build.py drivers/_stored_build.py drivers/nvme/_uring_build.py drivers/accel/cpu/_cpu_build.py)
 
-.PHONY: help venv build model demo test check fmt bench replay-tables grind asan gpu docs peers shots dist clean
+.PHONY: help venv build model demo test fuzz-http check fmt bench replay-tables grind asan gpu docs peers shots dist clean
 
 help:
 	@echo "make demo    set up, get the default model, run the demo"
 	@echo "make test    set up, get the default model, run all tests"
 	@echo "make check   ruff, mypy, pyright, import contracts, generated docs"
+	@echo "make fuzz-http   schemathesis over the gateway's OpenAPI document for five minutes"
 	@echo "make fmt | bench | grind | asan | docs | peers | gpu | shots | dist | clean"
 
 # -- set-up ---------------------------------------------------------------------------------------------------------
@@ -59,6 +60,10 @@ demo: build
 WORKERS ?= 2
 test: model $(VENV)/.chromium
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+FUZZ_S ?= 300
+fuzz-http: build
+	ATTNIX_FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest -q tests/gateway/test_fuzz.py
 
 # -- checks ---------------------------------------------------------------------------------------------------------
 

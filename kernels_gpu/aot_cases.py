@@ -14,6 +14,7 @@ import torch
 
 from .copy_frames import copy_frames
 from .launch import ARCHITECTURES
+from .matmul import matmul
 from .paged_decode import paged_decode
 from .paged_prefill import paged_prefill
 from .rmsnorm import rmsnorm
@@ -71,6 +72,8 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
         yield Case("rmsnorm", architecture, variant=f"{dtype} residual")
         yield Case("silu_mul", architecture, variant=dtype)
     yield Case("copy_frames", architecture)
+    for dtype in ("bfloat16", "float32") if every else ("bfloat16",):
+        yield Case("matmul", architecture, kv_dtype=dtype)
     for head_dim, block_tokens, kv_dtype in _geometries(architecture, every):
         yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype)
         if kv_dtype == "bfloat16":
@@ -140,6 +143,11 @@ def _copy_frames(case: Case) -> None:
     copy_frames(frames, frames, torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), layer_bytes=HIDDEN)
 
 
+def _matmul(case: Case) -> None:
+    x = torch.zeros(8, HIDDEN, dtype=torch.float32 if case.kv_dtype == "float32" else torch.bfloat16)
+    matmul(x, x[:4])
+
+
 def _rope_write(case: Case) -> None:
     p = pass_of(case, 1)
     places = Places.of(p.pages, p.batch, tokens=len(p.q), max_tokens=1)
@@ -170,6 +178,7 @@ def _paged_prefill(case: Case) -> None:
 
 _RUNS: Final[dict[str, Callable[[Case], None]]] = {
     "copy_frames": _copy_frames,
+    "matmul": _matmul,
     "paged_decode": _paged_decode,
     "paged_prefill": _paged_prefill,
     "rmsnorm": _rmsnorm,

@@ -305,6 +305,7 @@ def paged_decode(
         COMPUTE=compute_type(q, frames),
         num_warps=launch.warps,
         num_stages=launch.stages,
+        maxnreg=255,  # ptxas would rather spill a little than drop below three programs of four warps
     )  # fmt: skip
     merge_pieces[(batch.slot.numel(), q.shape[1])](
         out, batch.entries, batch.start, batch.row, batch.first, part, state, batch.slot.numel(), programs, out.stride(0), batch.first.stride(0),

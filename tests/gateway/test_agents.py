@@ -6,12 +6,17 @@ is in TOOL_WAIT while the tool works, and each turn computes its new tokens and 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 from typing import Any
 
+import agents
 import anthropic
 import openai
+import pydantic_ai
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from attnix.syscalls import Client
 
@@ -47,6 +52,7 @@ class Tool:
         assert self.states == [["tool_wait"]] * TURNS
         rows = [c for p in self._client.ps().processes for c in p.contexts]
         assert len(rows) == 1, "one context from the first turn to the last"
+        assert rows[0].usage.computed_tokens <= rows[0].tokens + TURNS * BLOCK, "at most one block per turn twice"
         self._client.close()
 
 
@@ -109,3 +115,37 @@ def test_anthropic(gateway: Gateway) -> None:
     for before, after in itertools.pairwise(spent):
         there = (before.input_tokens or 0) + (before.cache_read_input_tokens or 0) + before.output_tokens
         assert (after.cache_read_input_tokens or 0) >= there - BLOCK
+
+
+def test_openai_agents(gateway: Gateway) -> None:
+    served = gateway(scripts=SCRIPTS, window_tokens=8192)
+    tool = Tool(served)
+    agents.set_tracing_disabled(True)
+
+    async def work() -> str:
+        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none")
+        model = agents.OpenAIChatCompletionsModel("scripted", client)
+        weather = agents.function_tool(tool.weather)
+        agent = agents.Agent(name="traveller", instructions="Be terse.", model=model, tools=[weather])
+        result = await agents.Runner.run(agent, "What is the weather in ten cities?", max_turns=TURNS + 2)
+        await client.close()
+        return str(result.final_output)
+
+    assert asyncio.run(work()) == "It rains everywhere."
+    tool.check()
+
+
+def test_pydantic_ai(gateway: Gateway) -> None:
+    served = gateway(scripts=SCRIPTS, window_tokens=8192)
+    tool = Tool(served)
+
+    async def work() -> str:
+        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none")
+        model = OpenAIChatModel("scripted", provider=OpenAIProvider(openai_client=client))
+        agent = pydantic_ai.Agent(model, instructions="Be terse.", tools=[tool.weather])
+        result = await agent.run("What is the weather in ten cities?")
+        await client.close()
+        return str(result.output)
+
+    assert asyncio.run(work()) == "It rains everywhere."
+    tool.check()

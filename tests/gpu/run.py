@@ -139,16 +139,14 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     else:
         yield Step("kernels", (*pytest, "tests/gpu", "--ignore=tests/gpu/test_dry.py"))
     yield from sanitized(dry)
-    engine = ["tests/conformance/test_accel_cuda_dry.py"]
-    engine += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("*/test_cuda*.py"))]
-    here = [path for path in engine if (ROOT / path).exists()]
-    narrowed = ("-k", "fast-bfloat16 and probe") if dry else ()
-    yield Step(
-        "engine",
-        (*pytest, *(here[:1] if dry else here), *narrowed),
-        device,
-        missing="" if here else "no tests of it yet",
-    )
+    engine = [
+        "tests/conformance/test_accel.py",
+        *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/model").glob("test_cuda*.py")),
+    ]
+    if dry:
+        yield Step("engine", (*pytest, engine[0], "-k", "cuda and probe"), device)
+    else:
+        yield Step("engine", (*pytest, *engine), device)
     if dry:
         yield Step("e2e", (*pytest, "tests/e2e", "--collect-only"), device | home)
     else:

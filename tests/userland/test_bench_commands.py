@@ -8,7 +8,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("name", ["core", "syscall", "decode", "tiers", "resume", "overlap", "agents"])
+@pytest.mark.parametrize("name", ["core", "syscall", "decode", "tiers", "resume", "overlap", "agents", "gateway"])
 def test_every_bench_explains_itself(name: str) -> None:
     command = [sys.executable, "-m", "attnix.userland.cli", "bench", name, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -54,9 +54,8 @@ async def count_tokens(gateway: Gateway, request: Request, key: Key) -> Response
     words = gateway.words
     check_model(gateway, body.model)
     ask = as_ask(gateway, body, key)
-    made = await words.run(
-        plan, words.model, words.family, ask, None, words.uname.window_tokens, words.uname.block_tokens
-    )
+    room, block = words.uname.window_tokens, words.uname.block_tokens
+    made = await words.run(plan, words.model, words.family, ask, None, False, room, block)
     return answer({"input_tokens": len(made.tokens)})
 
 

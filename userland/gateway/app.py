@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from . import anthropic_api, health, monitoring, openai_api
+from . import anthropic_api, health, monitoring, openai_api, openapi
 from .dashboard import routes as dashboard
 from .errors import ApiError
 from .gateway import Gateway
@@ -31,6 +31,7 @@ SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (
     anthropic_api.routes,
     monitoring.routes,
     health.routes,
+    openapi.routes,
     dashboard.routes,
 )
 

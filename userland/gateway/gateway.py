@@ -55,6 +55,8 @@ class Gateway:
         self.pins.drop_all()
         await self.words.load(client)
         await self.keys.apply(client)
+        (longest,) = (await client.sysctl("pin.max_ms")).rows
+        self.pins.longest_s = float(longest.value) / 1000
         self._grammars = None
         listener = asyncio.ensure_future(self._listen(client))
         self._ending.add(listener)

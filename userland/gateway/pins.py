@@ -23,6 +23,7 @@ class Pins:
     """Pinned contexts by what they hold, the least recently used first."""
 
     def __init__(self) -> None:
+        self.longest_s = 0.0  # that the system pins for; set with each connection
         self._all: OrderedDict[bytes, tuple[AsyncProcess, float]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -60,6 +61,7 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
     for (_, seconds), length in zip(ask.pins, marks, strict=False):
         if not 0 < length <= len(conversation.tokens):
             continue
+        seconds = min(seconds, gateway.pins.longest_s)
         beginning = conversation.tokens[:length].tobytes()
         digest = hashlib.blake2b(beginning, key=ask.key.name.encode()[:64], digest_size=16).digest()
         client = gateway.upstream.client

@@ -32,9 +32,12 @@ class Plan(NamedTuple):
     marks: tuple[int, ...]
 
 
-def plan(model: TextModel, family: Family, ask: Ask, found: Conversation | None, room: int, block_tokens: int) -> Plan:
+def plan(
+    model: TextModel, family: Family, ask: Ask, found: Conversation | None, same: bool, room: int, block_tokens: int
+) -> Plan:
     """What to do for `ask` in the context of `found`, or in a new one.
 
+    same  the messages that `found` holds are those of `ask`, to the letter
     room  tokens that a prompt may have before it is trimmed
     Error: TemplateError; ApiError when it cannot be trimmed.
     """
@@ -42,7 +45,7 @@ def plan(model: TextModel, family: Family, ask: Ask, found: Conversation | None,
         return Plan(0, list(ask.tokens), [], False, 0, ())
     shown, tools = family.shown(ask.messages, ask.tools)
     prefill = model.encode(ask.prefill, continues=True) if ask.prefill else []
-    if found is not None and found.exact:
+    if found is not None and same and found.exact:
         shift = len(shown) - len(ask.messages)
         held = [index + shift for index in found.replies]
         try:

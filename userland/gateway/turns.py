@@ -128,13 +128,15 @@ class Turn:
         uname = words.uname
         grammar = await gateway.grammar(ask.lark, ask.lark_param) if ask.lark else None
         found: Conversation | None = None
+        same = False
         if ask.keep and ask.n == 1 and ask.messages:
             prints = fingerprints(ask.key.name, ask.messages)
             seen = gateway.parked.find(ask.key.name, ask.messages, prints)
             if seen is not None:
-                found = self._conversation = seen[0]  # it goes with this request, whatever becomes of it
+                found, same = seen
+                self._conversation = found  # it goes with this request, whatever becomes of it
         room = uname.window_tokens - max(1, min(ask.max_tokens or uname.window_tokens // 4, uname.window_tokens // 2))
-        made = await words.run(plan, words.model, words.family, ask, found, room, uname.block_tokens)
+        made = await words.run(plan, words.model, words.family, ask, found, same, room, uname.block_tokens)
         if found is not None and not made.resumed and made.keep < len(found.tokens) // 2:
             gateway.dispose(found)  # little of it is wanted: what is cached of the rest is found by key
             found = self._conversation = None
@@ -154,9 +156,8 @@ class Turn:
         """All tokens of a prompt that was to go on in a context which is given up."""
         words = self._gateway.words
         uname = words.uname
-        again = await words.run(
-            plan, words.model, words.family, self._ask, None, uname.window_tokens, uname.block_tokens
-        )
+        room = uname.window_tokens
+        again = await words.run(plan, words.model, words.family, self._ask, None, False, room, uname.block_tokens)
         return again.tokens
 
     async def _new(self, client: AsyncClient) -> Conversation:

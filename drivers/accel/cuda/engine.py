@@ -81,6 +81,7 @@ class CudaEngine:
         self._staging = Staging(device)
         self._drawing = Drawing(device)
         self._graphs = DecodeGraphs(device)
+        self._frames: DeviceFrames | None = None
         self._memory: Attached | None = None
         self._gates: Gates | None = None
         self._carrier: DeviceCarrier | None = None
@@ -98,27 +99,28 @@ class CudaEngine:
         return self.config.frame_bytes(block_tokens, self.kv_dtype) * self._weights.kv_heads // self.config.kv_heads
 
     def attach(self, arena: Any, rows: PageRows, block_tokens: int, capacity: int) -> None:
-        """The frames are allocated at the first call, and stay; arena is their mirror, if there is one."""
-        held = self._memory
-        if held is not None and capacity <= held.frames.capacity and block_tokens == held.block_tokens:
-            frames = held.frames  # calibration, and what follows it
-        else:
+        """The frames are allocated at the first call, and stay; arena is their mirror, if there is one, or comes from `scratch`."""
+        frames = arena if isinstance(arena, DeviceFrames) else self._frames
+        if frames is None:
             if self._has_mirror and memoryview(arena).nbytes < capacity * self.frame_bytes(block_tokens):
                 raise ValueError(f"{capacity} frames do not fit a mirror of {memoryview(arena).nbytes} bytes")
-            frames = DeviceFrames(
-                self.config, self.kv_dtype, block_tokens, capacity, self._device, self._ops, self._weights.kv_heads,
-                arena if self._has_mirror else None,
-            )  # fmt: skip
+            frames = self._frames = self._allocated(block_tokens, capacity, arena if self._has_mirror else None)
         slots, entries = rows.frame.shape
         self._memory = Attached(frames, DevicePages(slots, entries, self._device.torch_device), rows, block_tokens)
         self._graphs.forget()
 
+    def scratch(self, block_tokens: int, frames: int) -> DeviceFrames:
+        """The frames that are there, which nobody else uses yet; others only where those are too few."""
+        held = self._frames
+        return held if held is not None and held.capacity >= frames else self._allocated(block_tokens, frames, None)
+
+    def _allocated(self, block_tokens: int, capacity: int, mirror: Any) -> DeviceFrames:
+        return DeviceFrames(
+            self.config, self.kv_dtype, block_tokens, capacity, self._device, self._ops, self._weights.kv_heads, mirror
+        )
+
     def attach_gates(self, gates: Any) -> None:
         self._gates = Gates(gates)
-
-    def scratch(self, block_tokens: int, frames: int) -> Any:
-        """Passes that serve nobody use the frames that are there: at that time nobody else does."""
-        return None
 
     def carrier(self, dram: Any, device: int, gates: Any) -> DeviceCarrier:
         memory = self._attached

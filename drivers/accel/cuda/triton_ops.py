@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from attnix.kernels_gpu.copy_frames import copy_frames
-from attnix.kernels_gpu.matmul import linear
+from attnix.kernels_gpu.matmul import matmul
 from attnix.kernels_gpu.paged_decode import paged_decode
 from attnix.kernels_gpu.paged_prefill import paged_prefill
 from attnix.kernels_gpu.rmsnorm import rmsnorm
@@ -33,7 +33,10 @@ class TritonOps:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False
     ) -> torch.Tensor:
         if self._numerics == "invariant":
-            return linear(x, weight, bias, dtype=torch.float32 if wide else x.dtype)
+            out = None
+            if wide:
+                out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+            return matmul(x, weight, bias, out=out)
         if wide and x.dtype != torch.float32 and x.is_cuda:
             y = torch.mm(x, weight.t(), out_dtype=torch.float32)
             return y if bias is None else y + bias

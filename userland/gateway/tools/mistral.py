@@ -21,6 +21,7 @@ from .protocol import (
     parsed_calls,
     with_parsed_arguments,
 )
+from .scanners import beginning_of
 
 MARKER = "[TOOL_CALLS]"
 ARGUMENTS = "[ARGS]"
@@ -61,7 +62,7 @@ class _Scanner:
         if marked:
             self._marked, self._held = True, rest
             return [Said(before.rstrip())] if before.strip() else []
-        keep = next((n for n in range(len(MARKER) - 1, 0, -1) if MARKER.startswith(self._held[-n:] or "\0")), 0)
+        keep = beginning_of(self._held, MARKER)
         said = self._held[: len(self._held) - keep].rstrip()
         self._held = self._held[len(said) :]
         return [Said(said)] if said else []

@@ -35,7 +35,7 @@ class Tagged:
                 break
             heard += self._say(before.rstrip())
             self._held, self._inside = rest, True
-        keep = _beginning_of(self._held, self._opening)
+        keep = beginning_of(self._held, self._opening)
         settled = self._held[: len(self._held) - keep]
         said = settled.rstrip()
         self._held = self._held[len(said) :]
@@ -44,7 +44,7 @@ class Tagged:
     def finish(self) -> list[Heard]:
         held, self._held = self._held, ""
         if self._inside:
-            body = held[: len(held) - _beginning_of(held, self._closing)]  # a length may have cut the tag
+            body = held[: len(held) - beginning_of(held, self._closing)]  # a length may have cut the tag
             return self._read(body, self._opening + held)
         return self._say("" if self._called and not held.strip() else held)
 
@@ -108,7 +108,7 @@ class Whole:
         return [*calls] if calls else [Said(held.replace(self._drop, "") if self._drop else held)]
 
 
-def _beginning_of(text: str, tag: str) -> int:
+def beginning_of(text: str, tag: str) -> int:
     """How many characters at the end of the text may begin the tag."""
     for length in range(min(len(text), len(tag) - 1), 0, -1):
         if tag.startswith(text[-length:]):

@@ -1,0 +1,189 @@
+"""What HTTP costs: `attnix bench gateway`.
+
+Batches of streamed generations, the same number of the same length, in turns through `attnix serve` and straight over the
+socket, on one daemon with the real model.  Both clients are one asyncio process that only reads: over the socket the
+asynchronous client, over HTTP a connection per stream and a line per event.  Prompts are token ids, new ones each turn, so
+nothing is found in a cache.  Measured per turn: the median time to the first token, and tokens per second of the batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from attnix.syscalls import AsyncClient, aconnect
+
+from .decode_engines import BenchError, booted
+from .report import show
+from .row import Row, rate_row, time_row
+
+BATCH: Final = 8
+PROMPT_TOKENS: Final = 128
+NEW_TOKENS: Final = 96
+TURNS: Final = 7
+HBM_BYTES: Final = 256 << 20
+_FIRST_ID: Final = 64  # ids below are control tokens in many models
+
+
+class Plan(NamedTuple):
+    """What to measure."""
+
+    model: str
+    batch: int = BATCH
+    prompt_tokens: int = PROMPT_TOKENS
+    new_tokens: int = NEW_TOKENS
+    turns: int = TURNS
+
+
+class Turn(NamedTuple):
+    """One batch: seconds to each stream's first token, and to the end of all."""
+
+    first_s: list[float]
+    whole_s: float
+
+
+def prompts(plan: Plan, draw: random.Random, vocab_tokens: int) -> list[list[int]]:
+    """Of one turn."""
+    return [draw.choices(range(_FIRST_ID, vocab_tokens), k=plan.prompt_tokens) for _ in range(plan.batch)]
+
+
+async def over_socket(client: AsyncClient, plan: Plan, asked: list[list[int]]) -> Turn:
+    """The batch as a program of system calls has it."""
+    began = time.perf_counter()
+
+    async def one(prompt: list[int]) -> float:
+        process = await client.spawn("bench")
+        context = await process.alloc_context()
+        await context.append(tokens=prompt)
+        stream = context.generate(plan.new_tokens, ignore_eos=True)
+        first_s = 0.0
+        async for _ in stream:
+            first_s = first_s or time.perf_counter() - began
+        result = await stream.result()
+        if len(result.tokens) != 4 * plan.new_tokens:
+            raise BenchError(f"{len(result.tokens) // 4} tokens came, not {plan.new_tokens}")
+        await process.kill(9)
+        await process.wait()
+        return first_s
+
+    first_s = await asyncio.gather(*(one(prompt) for prompt in asked))
+    return Turn(list(first_s), time.perf_counter() - began)
+
+
+async def over_http(host: str, port: int, plan: Plan, asked: list[list[int]]) -> Turn:
+    """The same batch through the gateway."""
+    began = time.perf_counter()
+
+    async def one(prompt: list[int]) -> float:
+        body = json.dumps(
+            {"prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+             "stream_options": {"include_usage": True}}
+        ).encode()  # fmt: skip
+        reader, writer = await asyncio.open_connection(host, port)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        first_s, last = 0.0, b""
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                first_s = first_s or time.perf_counter() - began
+                last = line
+        writer.close()
+        usage = json.loads(last[6:]).get("usage") if last else None
+        if not usage or usage["completion_tokens"] != plan.new_tokens:
+            raise BenchError(f"the gateway answered {last[:200]!r}")
+        return first_s
+
+    first_s = await asyncio.gather(*(one(prompt) for prompt in asked))
+    return Turn(list(first_s), time.perf_counter() - began)
+
+
+@contextmanager
+def served(socket: str) -> Iterator[tuple[str, int]]:
+    """A gateway process; where it serves.  Error: BenchError."""
+    command = [sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", "--socket", socket]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        at = urlsplit(process.stdout.readline().strip().rpartition(" ")[2])
+        if not at.hostname or not at.port:
+            raise BenchError("the gateway did not start")
+        yield at.hostname, at.port
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+async def measure(plan: Plan, socket: str, at: tuple[str, int]) -> tuple[list[Turn], list[Turn]]:
+    """Turns over the socket and over HTTP, after one of each that does not count."""
+    draw = random.Random(20261130)
+    ours: list[Turn] = []
+    theirs: list[Turn] = []
+    async with aconnect(socket, name="bench") as client:
+        vocab = (await client.uname()).vocab_tokens
+        for _ in range(plan.turns + 1):
+            theirs.append(await over_socket(client, plan, prompts(plan, draw, vocab)))
+            ours.append(await over_http(*at, plan, prompts(plan, draw, vocab)))
+    return ours[1:], theirs[1:]
+
+
+def rows(plan: Plan, http: list[Turn], socket: list[Turn]) -> list[Row]:
+    """HTTP beside the socket: medians over the turns."""
+    tokens = plan.batch * plan.new_tokens
+
+    def first_ms(turns: list[Turn]) -> float:
+        return 1e3 * statistics.median(statistics.median(turn.first_s) for turn in turns)
+
+    def rate(turns: list[Turn]) -> float:
+        return statistics.median(tokens / turn.whole_s for turn in turns)
+
+    case = f"batch {plan.batch}, {plan.prompt_tokens} + {plan.new_tokens} tokens"
+    peer = "the socket client"
+    return [
+        time_row("gateway", f"first token, {case}", first_ms(http), "ms", peer, first_ms(socket), len(http), None),
+        rate_row("gateway", f"throughput, {case}", rate(http), "tokens/s", peer, rate(socket), len(http), None),
+    ]
+
+
+def run(plan: Plan) -> list[Row]:
+    """Error: BenchError."""
+    with (
+        tempfile.TemporaryDirectory(prefix="attnix-bench-") as directory,
+        booted(plan.model, directory, HBM_BYTES) as ours,
+    ):
+        socket = ours.client.path
+        with served(socket) as at:
+            http, direct = asyncio.run(measure(plan, socket, at))
+    return rows(plan, http, direct)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="attnix bench gateway", description="HTTP beside the socket client, in turns."
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list of rows")
+    parser.add_argument("--model", default="smollm2", help="a pulled model or GGUF file (%(default)s)")
+    parser.add_argument("--batch", type=int, default=BATCH, help="streams at a time (%(default)s)")
+    parser.add_argument("--prompt", type=int, default=PROMPT_TOKENS, help="tokens of each prompt (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=NEW_TOKENS, help="generated by each stream (%(default)s)")
+    parser.add_argument("--turns", type=int, default=TURNS, help="batches behind each median (%(default)s)")
+    a = parser.parse_args()
+    try:
+        show(run(Plan(a.model, a.batch, a.prompt, a.tokens, a.turns)), a.json)
+    except BenchError as error:
+        sys.exit(f"attnix bench gateway: {error}")
+
+
+if __name__ == "__main__":
+    main()
