@@ -25,7 +25,7 @@ from .test_commands import CONTEXT, TIER, misfit
 
 LIVE_ONLY = {
     "agent", "attach-tier", "batch", "boot", "chat", "demo", "demote", "detach-tier", "dump", "evict", "help", "kill", "nice", "pin",
-    "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "unlink", "unpin", "wake",
+    "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "trace", "unlink", "unpin", "wake",
     "bench", "replay", "serve",
 }  # fmt: skip
 LOOKS = {
