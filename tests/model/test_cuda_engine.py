@@ -79,7 +79,9 @@ def test_logits_are_those_of_the_cpu_engine(tiny_model: Tiny, both: Any, name: s
     cpu, dry = both(tiny_model(name)[0])
     text = text_of(70)
     for rig in (cpu, dry):
-        rig.parts = np.concatenate([rig.logits(0, part) for part in (text[:37], text[37:64], *([t] for t in text[64:]))])
+        rig.parts = np.concatenate(
+            [rig.logits(0, part) for part in (text[:37], text[37:64], *([t] for t in text[64:]))]
+        )
     close(dry.parts, cpu.parts)
     assert (dry.parts.argmax(1) == cpu.parts.argmax(1)).all()
     close(dry._arena.view(np.float32), cpu._arena.view(np.float32))  # and so is the KV
@@ -188,7 +190,12 @@ def test_refusals_are_those_of_the_cpu_engine(tiny_model: Tiny, both: Any) -> No
                 seqs[name][1] = value
             found.append(
                 refusal(
-                    rig, seqs, case.get("tokens", [1, 2]), case.get("want", 0), case.get("copies", []), case.get("gates", [])
+                    rig,
+                    seqs,
+                    case.get("tokens", [1, 2]),
+                    case.get("want", 0),
+                    case.get("copies", []),
+                    case.get("gates", []),
                 )
             )
         assert found[0] == found[1], case
@@ -217,7 +224,9 @@ def test_buckets() -> None:
     for n in range(1, 257):
         bucket = bucket_of(n, 1, 8)
         assert bucket is not None and bucket.sequences >= n
-        assert n == 1 or max(size for size in (0, *BATCH_BUCKETS) if size < bucket.sequences) < n, "a smaller one would do"
+        assert n == 1 or max(size for size in (0, *BATCH_BUCKETS) if size < bucket.sequences) < n, (
+            "a smaller one would do"
+        )
 
 
 def test_a_bucket_is_eager_then_captured_then_replayed() -> None:
@@ -303,7 +312,9 @@ def test_greedy_tokens_are_those_of_the_cpu_engine_however_they_are_computed(tin
         assert said == expected[slot]
 
 
-def test_running_out_of_device_memory_is_an_errno(tiny_model: Tiny, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_device_memory_is_an_errno(
+    tiny_model: Tiny, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pass fails with ENOMEM, and the next one is as if nothing had been."""
     path, _ = tiny_model("llama")
     rig = backend(path, settings=DRY)
@@ -370,7 +381,9 @@ def test_rows_with_and_without_penalties_in_one_pass(tiny_model: Tiny, backend: 
     text = text_of(12)
     done = []
     for rig in (backend(path), backend(path, settings=DRY)):
-        records = rig.seqs(range(5), [12] * 5, temperature=0.8, frequency_penalty=3.0, repetition_penalty=1.4, prompt_tokens=2)
+        records = rig.seqs(
+            range(5), [12] * 5, temperature=0.8, frequency_penalty=3.0, repetition_penalty=1.4, prompt_tokens=2
+        )
         records["seed"] = range(5)
         records["flags"][[1, 3]] |= HISTORY
         done.append(rig.execute(records, text * 5, [np.array(text, np.int32)] * 2))
@@ -399,7 +412,7 @@ def test_the_stand_in_does_side_work_no_earlier_than_it_must() -> None:
 def test_ranks_hold_shares_that_add_up(tiny_model: Tiny) -> None:
     """What a second GPU would need: each rank's share of o and down, summed, is the whole product."""
     config, weights, _ = load_model(tiny_model("llama")[0])
-    from attnix.drivers.accel.cuda.weights import load_weights  # noqa: PLC0415
+    from attnix.drivers.accel.cuda.weights import load_weights
 
     whole = load_weights(config, weights, torch.device("cpu"), torch.float32)
     parts = [load_weights(config, weights, torch.device("cpu"), torch.float32, Shard(2, rank)) for rank in range(2)]
@@ -410,6 +423,8 @@ def test_ranks_hold_shares_that_add_up(tiny_model: Tiny) -> None:
         x[:, rank * half : (rank + 1) * half] @ part.layers[0].down.T for rank, part in enumerate(parts)
     )  # fmt: skip
     torch.testing.assert_close(summed, x @ whole.layers[0].down.T)
-    assert torch.equal(torch.cat([part.layers[1].gate_up[:half] for part in parts]), whole.layers[1].gate_up[: config.intermediate])
+    assert torch.equal(
+        torch.cat([part.layers[1].gate_up[:half] for part in parts]), whole.layers[1].gate_up[: config.intermediate]
+    )
     with pytest.raises(ValueError, match="do not divide"):
         load_weights(config, weights, torch.device("cpu"), torch.float32, Shard(3, 0))

@@ -410,7 +410,9 @@ def _gated(core: CoreMaker) -> tuple[SimulatedSystem, SimulatedClient, int, list
 
 @CORES
 @pytest.mark.parametrize("layered", [False, True])
-def test_a_pass_follows_a_load_from_dram_where_the_accel_loads_beside_its_passes(core: CoreMaker, layered: bool) -> None:
+def test_a_pass_follows_a_load_from_dram_where_the_accel_loads_beside_its_passes(
+    core: CoreMaker, layered: bool
+) -> None:
     system = SimulatedSystem(frames=12, dram=12, core=core)
     client = system.connect()
     log = prompt(1, 12)

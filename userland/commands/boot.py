@@ -20,7 +20,9 @@ def boot(
     model: Annotated[
         str, typer.Option(help="A pulled model, a GGUF file, a Hugging Face directory, or sim (no model).")
     ] = "smollm2",
-    device: Annotated[str, typer.Option(help="What computes: auto, cpu, or cuda (auto: cuda where there is one).")] = "",
+    device: Annotated[
+        str, typer.Option(help="What computes: auto, cpu, or cuda (auto: cuda where there is one).")
+    ] = "",
     hbm: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for frames, per accel; on cuda also a share: 90%.")
     ] = "",

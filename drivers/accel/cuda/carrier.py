@@ -62,7 +62,10 @@ class DeviceCarrier:
             raise ValueError(f"a dram arena of {memoryview(dram).nbytes} bytes cannot hold a stored frame")
         refused = device.register(dram)
         if refused:
-            print(f"attnix.drivers.accel: the dram arena stays pageable, copies will be slower: {refused}", file=sys.stderr)
+            print(
+                f"attnix.drivers.accel: the dram arena stays pageable, copies will be slower: {refused}",
+                file=sys.stderr,
+            )
         self._arena = _Arena(dram, self._format, not refused)
         self._in, self._out = device.stream(), device.stream()
         self._work: queue.SimpleQueue[Moving | None] = queue.SimpleQueue()
@@ -138,7 +141,9 @@ class DeviceCarrier:
 
         def ns_of(verb: str, n: int) -> int:
             pairs = np.repeat(np.arange(n, dtype=np.int32), 2).tobytes()
-            moving = Moving(Transfer(0, 0, verb, 0, pairs, tag * n, -1, 0), self._frames.layers, self._frames.layer_bytes)
+            moving = Moving(
+                Transfer(0, 0, verb, 0, pairs, tag * n, -1, 0), self._frames.layers, self._frames.layer_bytes
+            )
             began_ns = time.perf_counter_ns()
             self._move(moving, arena)
             return max(1, time.perf_counter_ns() - began_ns)

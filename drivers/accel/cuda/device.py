@@ -155,9 +155,7 @@ class CudaDevice:
     def capture(self, work: Work) -> Graph:
         graph = torch.cuda.CUDAGraph()
         # thread_local: the mover's thread may call into CUDA meanwhile
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self.compute_stream, capture_error_mode="thread_local"
-        ):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.compute_stream, capture_error_mode="thread_local"):
             work()
         return graph
 

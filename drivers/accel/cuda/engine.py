@@ -180,7 +180,9 @@ class CudaEngine:
         table = read_table(seqs, memory.rows, memory.block_tokens, memory.frames.capacity)
         gate_count = 0 if self._gates is None else GATES
         check_rest(copies, work.want.rows, gates, work.tokens.size, memory.frames.capacity, gate_count)
-        wait = None if self._gates is None else GateWait(self._gates, gates, self.config.layers, limit_ns, self._carrier)
+        wait = (
+            None if self._gates is None else GateWait(self._gates, gates, self.config.layers, limit_ns, self._carrier)
+        )
         is_open = wait is None or wait.is_open
         if self._carrier is not None:
             used = np.concatenate([table.frame.ravel(), copies.ravel()]).astype(np.int64)

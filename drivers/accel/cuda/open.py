@@ -29,6 +29,6 @@ def open_device(device: Literal["cuda", "cuda-dry"], ordinal: int, numerics: Num
 
 
 def _triton_ops(numerics: Numerics) -> Ops:
-    from .triton_ops import TritonOps  # noqa: PLC0415 (needs triton, and what was just set)
+    from .triton_ops import TritonOps
 
     return TritonOps(numerics)
