@@ -25,8 +25,8 @@ from .test_commands import CONTEXT, TIER, misfit
 
 LIVE_ONLY = {
     "agent", "attach-tier", "batch", "boot", "chat", "demo", "demote", "detach-tier", "dump", "evict", "help", "kill", "nice", "pin",
-    "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "unlink", "unpin", "wake",
-    "bench", "replay", "serve", "trace",
+    "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "trace", "unlink", "unpin", "wake",
+    "bench", "replay", "serve",
 }  # fmt: skip
 LOOKS = {
     "cat": "cat CID", "df": "df", "doctor": "doctor", "dmesg": "dmesg", "explain": "explain", "free": "free", "fsck": "fsck", "group": "group ls", "lsctx": "lsctx",
