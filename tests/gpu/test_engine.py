@@ -71,10 +71,8 @@ class Pages:
                     self.rows.frame[slot, entry] = self.free.pop()
                 self.rows.count[slot, entry] = min(BLOCK, end - entry * BLOCK)
         seqs["token_offset"] = np.cumsum(seqs["ntokens"]) - seqs["ntokens"]
-        tokens = np.array([token for _, some in parts for token in some], np.int32)
-        logits: F32 = self.model.forward(
-            seqs, tokens, np.empty((0, 2), np.int32), np.arange(tokens.size, dtype=np.int32)
-        )
+        flat = np.array([token for _, some in parts for token in some], np.int32)
+        logits: F32 = self.model.forward(seqs, flat, np.empty((0, 2), np.int32), np.arange(flat.size, dtype=np.int32))
         return logits
 
 

@@ -23,11 +23,12 @@ from attnix.drivers.accel.cuda.frames import resolved
 from attnix.drivers.accel.cuda.graphs import BATCH_BUCKETS, Bucket, DecodeGraphs, bucket_of
 from attnix.drivers.accel.cuda.ops import TorchOps
 from attnix.drivers.accel.cuda.weights import Shard
-from attnix.drivers.accel.model import PassRefused
+from attnix.drivers.accel.model import PageRows, PassRefused
 from attnix.drivers.accel.weights import load_model
 from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.geometry import RowLayout
 
 Tiny = Callable[[str], tuple[Path, Any]]
 F32 = npt.NDArray[np.float32]
@@ -161,7 +162,7 @@ def test_refusals_are_those_of_the_cpu_engine(tiny_model: Tiny, both: Any) -> No
     text = text_of(20)
     for rig in (cpu, dry):
         run(rig, [0, 1], [text, text[:10]])
-    good = cpu.seqs([0, 1], [1, 1])
+    good, _ = (rig.seqs([0, 1], [1, 1]) for rig in (cpu, dry))
     before = dry._arena.copy()
 
     def refusal(rig: Any, seqs: Any, tokens: Sequence[int], want: int, copies: Any, gates: Any) -> tuple[str, int]:
@@ -176,7 +177,7 @@ def test_refusals_are_those_of_the_cpu_engine(tiny_model: Tiny, both: Any) -> No
         (field, {"fields": {field: value}})
         for field, value in (
             ("slot", 8), ("slot", -1), ("generation", 4), ("entries", 0), ("entries", 4000), ("start", 200),
-            ("start", -1), ("ntokens", 0), ("start", 2**31 - 1), ("ntokens", 2), ("token_offset", 1), ("start", 256),
+            ("start", -1), ("ntokens", 0), ("start", 2**31 - 1), ("ntokens", 2), ("token_offset", 0), ("start", 256),
         )
     ]  # fmt: skip
     cases += [("tokens", {"tokens": [1, 300]}), ("tokens", {"tokens": [-1, 1]}), ("tokens", {"tokens": [1]})]
@@ -336,8 +337,9 @@ def test_running_out_of_device_memory_is_an_errno(
 def test_frames_that_do_not_fit_the_device_are_said(tiny_model: Tiny) -> None:
     config, weights, _ = load_model(tiny_model("llama")[0])
     model = CudaEngine(config, weights, DryDevice(memory_bytes=1 << 20), TorchOps())
+    layout = RowLayout(1, 8)
     with pytest.raises(MemoryError, match="give less --hbm"):
-        model.attach(None, None, BLOCK, 1 << 20)  # type: ignore[arg-type]
+        model.attach(None, PageRows.over(np.zeros(layout.total_bytes, np.uint8), layout), BLOCK, 1 << 20)
 
 
 def test_a_bad_temperature_leaves_the_page_tables_right(tiny_model: Tiny, backend: Any) -> None:
