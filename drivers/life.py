@@ -291,9 +291,10 @@ class Life:
         """What of its probe or inventory cannot be true; empty when all of it can."""
         frames, frame_bytes = probe.capacity_frames, probe.frame_bytes
         if self.spec.tier == "hbm":
-            if frame_bytes > 0 and 0 < frames * frame_bytes <= self.spec.arena_bytes:
+            room = self.spec.device_bytes or self.spec.arena_bytes
+            if frame_bytes > 0 and 0 < frames * frame_bytes <= room:
                 return ""
-            return f"claims {frames} frames of {frame_bytes} bytes in an arena of {self.spec.arena_bytes}"
+            return f"claims {frames} frames of {frame_bytes} bytes in an arena of {room}"
         wanted = self.spec.config.get("frame_bytes", frame_bytes)
         if frames <= 0 or frame_bytes != wanted or probe.stored_bytes != stored_bytes(frame_bytes):
             return (

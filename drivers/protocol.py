@@ -60,7 +60,9 @@ class Probe(NamedTuple):
     kind: str  # accel | sim | nvme | remote | ...
     pid: int
     fingerprint: str  # hex digest of the weights' content: part of every block key
-    capabilities: tuple[str, ...]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena; "layered": loads go on beside passes
+    capabilities: tuple[
+        str, ...
+    ]  # verbs beyond probe and health; "direct": transfers may name an hbm as their arena; "layered": loads go on beside passes
     capacity_frames: int
     frame_bytes: int
     alignment_bytes: int

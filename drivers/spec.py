@@ -62,6 +62,7 @@ class DriverSpec:
     argv         builds the command line
     config       the driver's own settings, handed over as JSON
     arena_bytes  size of the memfd of its frames
+    device_bytes  of an accel whose frames lie in its device's own memory: how much of that; 0: they lie in the arena
     rows_bytes   size of the memfd of its page-table rows (RowLayout.total_bytes)
     fds          further descriptors that it inherits, by name; they stay the caller's
     environment  added to the daemon's own
@@ -79,4 +80,5 @@ class DriverSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     arena: Literal["kept", "lost"] = "kept"
     tier: str = "hbm"
+    device_bytes: int = 0
     timing: Timing = field(default_factory=Timing)

@@ -743,7 +743,7 @@ class SyscallNote(NamedTuple):
     at_ns: int  # when it came, on the machine's monotonic clock
     request: int  # its id on the traced connection
     name: str
-    args: str  # as name=value, ...; long ones cut short, secrets left out
+    args: str  # as name=value, ... where they are not the default; long ones cut short, secrets left out
     took_ns: int = -1  # from then until its answer was written; -1: not answered yet
     errno: int = 0
     result: str = ""  # as args; of an error its message

@@ -69,13 +69,14 @@ class Job:
 
 class Context:
     __slots__ = (
-        "admitted", "asked_ns", "cid", "device", "domain", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start", "lost_tokens",
+        "admitted", "asked_ns", "born", "cid", "device", "domain", "dying", "gated", "gates", "handle", "hint", "job", "keep", "kept", "kept_until_ns", "last_injected", "last_request", "last_start", "lost_tokens",
         "mark", "parent", "parked", "pinned_until_ns", "preemptions", "process", "prompt_tokens", "queued", "reached", "rested_ns", "slot", "tier_hits", "told_blocks", "turns",
         "unparking", "wait", "waited", "waits",
     )  # fmt: skip
 
     def __init__(self, cid: Cid, slot: Slot, device: int, process: Process, parent: Cid, domain: str) -> None:
         self.cid = cid
+        self.born = 0  # in the order in which this kernel has made or restored them
         self.domain = domain  # who may share its prefixes (domain.py)
         self.slot = slot
         self.device = device

@@ -476,6 +476,14 @@ class Errands:
             elif isinstance(errand, Wake) and device.tier == "hbm":
                 self._end(errand, E.ENODEV, detail)
 
+    def problems(self) -> list[str]:
+        """What fsck finds wrong here."""
+        return [
+            f"an errand about context {errand.context.cid if errand.context else 0} is not looked at"
+            for number, errand in self._open.items()
+            if number not in self._look and not errand.sleeps()
+        ]
+
     def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
         del self._open[errand.number]
         self._look.discard(errand.number)

@@ -226,6 +226,12 @@ def _contexts(m: Machine) -> list[str]:
     held = {c.slot for c in m.contexts.values()}
     if used != held:
         problems.append(f"slots {sorted(used ^ held)} and contexts do not match")
+    working = {c.cid for c in m.contexts.values() if c.job is not None}
+    if working != m.working.keys():
+        problems.append(f"contexts {sorted(working ^ m.working.keys())} are wrong about having a job")
+    if unlisted := [c.cid for c in m.contexts.values() if m.tiers.pinned(c) and c.cid not in m.pins]:
+        problems.append(f"contexts {unlisted} are pinned and not among the pins")
+    problems += m.errands.problems()
     for context in m.contexts.values():
         if context.process.contexts.get(context.cid) is not context:
             problems.append(f"context {context.cid} is not in process {context.process.pid}")

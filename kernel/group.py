@@ -354,9 +354,8 @@ class Groups:
             self._let_go(group)
 
     def _jobs(self, group: Group) -> list[Context]:
-        return [
-            c for c in self._m.contexts.values() if c.job is not None and c.process.group.within(group.number)
-        ]  # fmt: skip
+        mine = [c for c in self._m.working.values() if c.process.group.within(group.number)]
+        return sorted(mine, key=lambda c: c.born)
 
     def _let_go(self, group: Group) -> None:
         for context in self._jobs(group):

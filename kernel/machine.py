@@ -65,6 +65,8 @@ class Machine:
         self.prefetches = Prefetches(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
+        self.working: dict[Cid, Context] = {}  # those with a job; few, where most wait for a tool
+        self.pins: dict[Cid, Context] = {}  # those that are pinned, and some that were
         self.processes: dict[Pid, Process] = {}
         self.connections: dict[int, Connection] = {}  # by Conn
         self.waiters = Waiters(self.set_timer)
@@ -86,7 +88,7 @@ class Machine:
         self.uname: UnameResult | None = None
         self._effects: list[Effect] = []
         self._domains: dict[str, tuple[int, bytes]] = {}
-        self._next_pid = self._next_cid = self._next_order = self._next_timer = 0
+        self._next_pid = self._next_cid = self._next_order = self._next_timer = self._born = 0
         self.tiers.begin()
         self.errands = Errands(self)
 
@@ -147,6 +149,16 @@ class Machine:
 
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)
+
+    def held_back(self, device: int) -> list[Context]:
+        """Those with a job of one device that are held, the newest first."""
+        found = (c for c in self.working.values() if c.device == device and self.held(c))
+        return sorted(found, key=lambda c: -c.born)
+
+    def pinned(self, device: int) -> list[Context]:
+        """The pinned contexts of one device, the newest first."""
+        self.pins = {cid: c for cid, c in self.pins.items() if self.tiers.pinned(c)}
+        return sorted((c for c in self.pins.values() if c.device == device), key=lambda c: -c.born)
 
     def held(self, context: Context) -> bool:
         """Its process is stopped, or its client reads too slowly, or its group computes too much, or the system sleeps."""
@@ -258,6 +270,8 @@ class Machine:
             if self._next_cid > self.names.cid_mark:
                 self.names.reserve()
         context = Context(cid or Cid(self._next_cid), slot, device, process, parent, domain or process.domain)
+        self._born += 1
+        context.born = self._born
         self.groups.joined(context, process.group)
         self.contexts[context.cid] = context
         self.by_slot[slot] = context
@@ -296,6 +310,7 @@ class Machine:
         self.schedulers[context.device].wake(context)
         self.devices[context.device].blame.pop(context.cid, None)
         self.groups.left(process.group)
+        self.pins.pop(context.cid, None)
         del self.contexts[context.cid]
         del self.by_slot[context.slot]
         del process.contexts[context.cid]
@@ -317,6 +332,7 @@ class Machine:
 
     def start(self, context: Context, job: Job) -> None:
         context.job = job
+        self.working[context.cid] = context
         if job.since_ns < 0:
             job.since_ns = self.now_ns
         if job.args.ttft_ms and not job.due_ns:
@@ -408,6 +424,7 @@ class Machine:
         scheduler = self.schedulers[context.device]
         scheduler.remove(context)
         context.job = None
+        self.working.pop(context.cid, None)
         self.errands.rested(context)
         context.lost_tokens = 0
         scheduler.rest(context)

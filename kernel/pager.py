@@ -437,8 +437,8 @@ class Pager:
         """A pin is a wish, not a way to stop the machine: when the oldest job fits no other way, pins end, newest first."""
         if self.waits:
             return False
-        pinned = [c for c in self._m.contexts_of(self._device.index) if self._m.tiers.pinned(c) and c is not oldest]
-        for context in self._victims(reversed(pinned), oldest.process.group.number, only):
+        pinned = [c for c in self._m.pinned(self._device.index) if c is not oldest]
+        for context in self._victims(pinned, oldest.process.group.number, only):
             self._break_pin(context, f"context {oldest.cid} has no other room")
             if self._drop_some((context,), shortage_frames, "pinned", only):
                 return True
@@ -451,10 +451,9 @@ class Pager:
 
     def _break_newest_pin(self, requester: int, only: int) -> bool:
         """Of a context with frames: one without a job if there is any, the newest.  False: there is none."""
-        everybody = self._victims(self._m.contexts_of(self._device.index), requester, only)
         pinned = [
-            c for c in everybody
-            if self._m.tiers.pinned(c) and self._core.slot_row(c.slot).entries and not self._core.in_flight(c.slot)
+            c for c in self._victims(self._m.pinned(self._device.index), requester, only)
+            if self._core.slot_row(c.slot).entries and not self._core.in_flight(c.slot)
         ]  # fmt: skip
         if pinned:
             newest = max(pinned, key=lambda c: (c.job is None, c.job.order if c.job is not None else c.cid))
@@ -463,8 +462,8 @@ class Pager:
 
     def _drop_held(self, shortage_frames: int, requester: int = 0, only: int = 0) -> bool:
         """Stopped and paused contexts, newest first."""
-        held = [c for c in self._m.contexts_of(self._device.index) if c.job and self._m.held(c)]
-        return self._drop_some(self._victims(reversed(held), requester, only), shortage_frames, "held", only)
+        held = self._m.held_back(self._device.index)
+        return self._drop_some(self._victims(held, requester, only), shortage_frames, "held", only)
 
     def drop_all_but(self, waits: Context) -> int:
         """Pins end and everybody else loses his frames, tails that are not saved included: nothing else has helped.  How

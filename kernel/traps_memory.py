@@ -37,9 +37,7 @@ def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c
         raise Errno(E.EINVAL, f"duration_ms is 0..{longest} (sysctl pin.max_ms)", field="duration_ms", limit=longest)
     device = m.devices[context.device]
     limit = device.capacity * m.sysctl.share_permille // 1000
-    held = sum(
-        m.core.slot_row(x.slot).entries for x in m.contexts_of(context.device) if x is not context and m.tiers.pinned(x)
-    )
+    held = sum(m.core.slot_row(x.slot).entries for x in m.pinned(context.device) if x is not context)
     wanted = -(-m.core.slot_row(context.slot).tokens // m.config.block_tokens)
     if held + wanted > limit:
         raise Errno(
@@ -50,6 +48,7 @@ def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c
             limit=limit,
         )
     context.pinned_until_ns = m.now_ns + (args.duration_ms or longest) * 1_000_000
+    m.pins[context.cid] = context
     m.tiers.decide("pin", device, context.cid, (), f"{wanted} frames for {args.duration_ms or longest} ms")
     return c.Empty()
 

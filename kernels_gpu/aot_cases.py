@@ -7,13 +7,14 @@ neither head dim nor blocks, on every architecture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, get_args
 
 import torch
 
 from .copy_frames import copy_frames
 from .launch import ARCHITECTURES
+from .matmul import matmul
 from .paged_decode import paged_decode
 from .paged_prefill import paged_prefill
 from .rmsnorm import rmsnorm
@@ -71,6 +72,8 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
         yield Case("rmsnorm", architecture, variant=f"{dtype} residual")
         yield Case("silu_mul", architecture, variant=dtype)
     yield Case("copy_frames", architecture)
+    for dtype in ("bfloat16", "float32") if every else ("bfloat16",):
+        yield Case("matmul", architecture, kv_dtype=dtype)
     for head_dim, block_tokens, kv_dtype in _geometries(architecture, every):
         yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype)
         if kv_dtype == "bfloat16":
@@ -82,7 +85,9 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
 
 
 def _geometries(architecture: int, every: bool) -> Iterator[tuple[int, int, KvDtype]]:
-    chosen = [(d, p, kv) for d in HEAD_DIMS for p in BLOCK_TOKENS for kv in ELEMENTS] if every else SUBSET
+    chosen: Sequence[tuple[int, int, KvDtype]] = SUBSET
+    if every:
+        chosen = [(d, p, kv) for d in HEAD_DIMS for p in BLOCK_TOKENS for kv in get_args(KvDtype)]
     for head_dim, block_tokens, kv_dtype in chosen:
         if kv_dtype != "float8_e4m3" or architecture >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
             yield head_dim, block_tokens, kv_dtype
@@ -140,6 +145,11 @@ def _copy_frames(case: Case) -> None:
     copy_frames(frames, frames, torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), layer_bytes=HIDDEN)
 
 
+def _matmul(case: Case) -> None:
+    x = torch.zeros(8, HIDDEN, dtype=torch.float32 if case.kv_dtype == "float32" else torch.bfloat16)
+    matmul(x, x[:4])
+
+
 def _rope_write(case: Case) -> None:
     p = pass_of(case, 1)
     places = Places.of(p.pages, p.batch, tokens=len(p.q), max_tokens=1)
@@ -170,6 +180,7 @@ def _paged_prefill(case: Case) -> None:
 
 _RUNS: Final[dict[str, Callable[[Case], None]]] = {
     "copy_frames": _copy_frames,
+    "matmul": _matmul,
     "paged_decode": _paged_decode,
     "paged_prefill": _paged_prefill,
     "rmsnorm": _rmsnorm,

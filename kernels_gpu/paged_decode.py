@@ -256,7 +256,7 @@ def paged_decode(
     frames     [F, L, 2, Hkv, P, D]  bf16  hbm  or that of q's dtype, f32, f16, int8, e4m3
     pages      [S, N]                      hbm  the kernel's rows
     batch      [B]                         hbm  ntokens is 1 wherever entries is not 0
-    rope       [W, D / 2]            f32   hbm  None: the caller knows that no entry has a shift
+    rope       [W, D / 2]            f32   hbm  None: the caller knows that no entry has a shift (a leaner kernel; the same bits)
     window     int                              positions that a token sees, itself included; 0: all
     launch                                      None: the table's row; ignored in invariant mode
     workspace  [n]                   f32   hbm  n >= decode_workspace(...); None: allocated here (a captured graph brings its own)
@@ -305,6 +305,7 @@ def paged_decode(
         COMPUTE=compute_type(q, frames),
         num_warps=launch.warps,
         num_stages=launch.stages,
+        maxnreg=255,  # ptxas would rather spill a little than drop below three programs of four warps
     )  # fmt: skip
     merge_pieces[(batch.slot.numel(), q.shape[1])](
         out, batch.entries, batch.start, batch.row, batch.first, part, state, batch.slot.numel(), programs, out.stride(0), batch.first.stride(0),

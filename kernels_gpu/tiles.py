@@ -58,7 +58,9 @@ def decode_launch(device: torch.device, frames: Frames) -> Launch:
     Narrow KV is widened in registers, so its tiles are half as long; float32 has one row, here.
     """
     if frames.kv.dtype == torch.float32:
-        return Launch(block_m=16, block_n=32, warps=4, stages=2)
+        return Launch(
+            block_m=16, block_n=32 if frames.head_dim == 64 else 16, warps=8 if frames.head_dim > 128 else 4, stages=2
+        )
     row = launch("paged_decode", architecture_of(device), frames.head_dim, frames.block_tokens)
     return row if frames.scale is None else replace(row, block_n=max(16, row.block_n // 2))
 
@@ -76,7 +78,5 @@ def invariant_launch(frames: Frames) -> Launch:
     Not from the launch table: another shape gives other bits, and KV computed with one must equal that computed with the other.
     """
     if frames.kv.dtype == torch.float32:
-        return Launch(block_m=32, block_n=32, warps=8, stages=1)
-    if frames.head_dim == 64:
-        return Launch(block_m=64, block_n=64, warps=4, stages=2)
+        return Launch(block_m=32, block_n=16 if frames.head_dim > 128 else 32, warps=8, stages=1)
     return Launch(block_m=64, block_n=32, warps=8, stages=2)

@@ -28,6 +28,7 @@ from .connection import Connection, HangupWatch
 from .dispatch import Dispatcher
 from .listen import Credentials, Listener, peer_credentials
 from .ports import DriverPort, JournalPort, KernelPort, SnapshotPort, TextPort
+from .systemd import InheritedListener
 
 EXIT_PANIC: Final = 70  # sysexits.h: internal software error
 CANCEL_SECONDS: Final = 2.0  # at the end: for generations to finish their pass
@@ -50,7 +51,7 @@ class Daemon:
     def __init__(
         self,
         kernel: KernelPort,
-        listener: Listener,
+        listener: Listener | InheritedListener,
         text: TextPort | None,
         port: DriverPort,
         *,

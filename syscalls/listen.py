@@ -53,7 +53,7 @@ class Listener:
         _check_length(self.path)
         directory = os.path.dirname(self.path)
         _private_directory(directory, gid)
-        self._lock = _take_lock(self.path)
+        self._lock = take_lock(self.path)
         try:
             _clear_stale(self.path)
             self.socket: Final = _bind(self.path)
@@ -123,7 +123,8 @@ def _private_directory(directory: str, gid: int) -> None:
         )
 
 
-def _take_lock(path: str) -> int:
+def take_lock(path: str) -> int:
+    """Be the one that serves this path.  Error: CannotListen, which names the process that does."""
     name = f"{path}.lock"
     try:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

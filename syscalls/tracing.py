@@ -18,7 +18,6 @@ from attnix.kernel.events import Trace
 
 from . import wire
 from .framing import Oversized
-from .records import trimmed
 from .wire import BAD_MESSAGE, ROUTES, Route, envelope
 
 if TYPE_CHECKING:
@@ -170,10 +169,13 @@ def _result(route: Route, code: int, raw: msgspec.Raw) -> str:
 
 
 def _fields(record: tuple[object, ...]) -> str:
-    """name=value, ... without trailing defaults; what is long is cut short."""
+    """name=value, ... of what is not the default; what is long is cut short."""
     names: tuple[str, ...] = getattr(record, "_fields", ())
+    defaults: Mapping[str, Any] = getattr(record, "_field_defaults", {})
     parts, length = [], 0
-    for name, value in zip(names, trimmed(record), strict=False):
+    for name, value in zip(names, record, strict=True):
+        if name in defaults and value == defaults[name]:
+            continue
         parts.append(f"{name}={_value(name, value)}")
         length += len(parts[-1]) + 2
         if length > NOTE_CHARS:

@@ -51,6 +51,7 @@ from .shell.strace import strace
 from .shell.sysctl import sysctl
 from .shell.tiers import tiers
 from .shell.top import top
+from .shell.trace import trace
 from .shell.tree import tree
 from .shell.uname import uname
 from .shell.vmstat import vmstat
@@ -89,7 +90,7 @@ _PROGRAMS: tuple[Callable[..., None], ...] = (
 )  # fmt: skip
 _MEMORY: tuple[Callable[..., None], ...] = (prefetch, demote, evict, pin, unpin, attach_tier, detach_tier)
 _INSPECTOR: tuple[Callable[..., None], ...] = (
-    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, doctor, strace, sysctl, dmesg, fsck, uname, dump, kill
+    sh, ps, top, lsctx, tree, pmap, cat, stat, free, df, tiers, vmstat, explain, doctor, strace, trace, sysctl, dmesg, fsck, uname, dump, kill
 )  # fmt: skip
 for _command in _PROGRAMS:
     app.command()(_command)

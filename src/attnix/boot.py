@@ -55,6 +55,7 @@ from attnix.kernel.step import Kernel
 from attnix.kernel.sysctl import Sysctl
 from attnix.plugins import register_policies
 from attnix.recording import Header, Recorder
+from attnix.syscalls import systemd
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Listener
 from attnix.syscalls.paths import default_socket_path, home_dir
@@ -234,9 +235,12 @@ def driver_specs(
             argv=driver_argv(module),
             config=config | ({"ordinal": d} if device == "cuda" else {}),
             # Frames in a device's own memory leave the arena a stub that nobody reads.
-            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens) if device == "cpu" else _STUB_BYTES,
+            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens)
+            if device == "cpu"
+            else _STUB_BYTES,
             rows_bytes=layout.total_bytes,
             arena="kept" if device == "cpu" else "lost",
+            device_bytes=0 if device == "cpu" else capacity_frames * shape.kv.frame_bytes(options.block_tokens),
         )
         for d in range(options.accels)
     ]
@@ -350,7 +354,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
     for signum in _STOPPED:
         loop.add_signal_handler(signum, this.cancel, signum.name)  # until the daemon has its own
     try:
-        listener = Listener(options.socket, options.socket_group)
+        listener = systemd.inherited(options.socket_group) or Listener(options.socket, options.socket_group)
     except CannotListen as error:
         raise BootError(str(error)) from error
     relay = _Relay()
@@ -421,9 +425,15 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         if isinstance(error, (DriverStartError, TextUnavailable, BootError, ValueError, OSError, MemoryError)):
             raise BootError(str(error)) from error
         raise
+
+    def serving() -> None:
+        ready(listener.path)
+        systemd.notify("READY=1")
+
     try:
-        return await daemon.run(lambda: ready(listener.path))
+        return await daemon.run(serving)
     finally:
+        systemd.notify("STOPPING=1")
         if recorder is not None:
             recorder.close()
 

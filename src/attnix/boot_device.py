@@ -26,7 +26,11 @@ DEFAULT_BYTES: Final = 256 << 20
 DEFAULT_SHARE: Final = 0.9
 WORKING_BYTES: Final = 2 << 30  # of a device, for its context, products of a pass, and graphs
 _LOOK_S: Final = 120.0
-_NODES: Final = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-gpu")  # without any of them there is no CUDA: no need to ask torch
+_NODES: Final = (
+    "/dev/nvidiactl",
+    "/dev/dxg",
+    "/dev/nvhost-gpu",
+)  # without any of them there is no CUDA: no need to ask torch
 
 
 class HbmSize(NamedTuple):

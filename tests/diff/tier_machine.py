@@ -538,7 +538,8 @@ class TierMachine(CoreMachine):
         here = len(list(takewhile(lambda state: state == 2, own)))
         coming = len(list(takewhile(bool, own[here:])))
         stored = len(list(takewhile(bool, any_valid[here + coming :])))
-        assert found == (here, coming, stored)
+        same = found == (here, coming, stored)
+        assert same or self.twin.counters().collisions, "only broken keys may lead it further than the tokens agree"
 
     def check_residency(self, s: int, where: bytes) -> None:
         """What it says is there, is there."""

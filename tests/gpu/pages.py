@@ -162,10 +162,13 @@ def chunk(p: Paged, sequence: int, begin: int, end: int) -> Paged:
     return replace(p, q=p.q[row + begin : row + end], batch=batch)
 
 
-def within(got: torch.Tensor, same: torch.Tensor, true: torch.Tensor) -> None:
-    """flash-attention's rule: at most twice the error of the same-dtype reference.  The little on top is half a unit in the
-    last place of the largest value, for the cases in which the reference happens to be exact."""
-    floor = float(true.abs().max()) * torch.finfo(same.dtype).eps / 2
+def within(got: torch.Tensor, same: torch.Tensor, true: torch.Tensor, size: float = 0.0) -> None:
+    """flash-attention's rule: at most twice the error of the same-dtype reference.
+
+    The little on top is for the cases in which the reference happens to be exact: half a unit in the last place of the
+    largest value, or of `size`, the largest that was summed.
+    """
+    floor = max(float(true.abs().max()), size) * torch.finfo(same.dtype).eps / 2
     assert got.shape == true.shape and not got.isnan().any()
     assert float((got.double() - true).abs().max()) <= 2 * float((same.double() - true).abs().max()) + floor
 

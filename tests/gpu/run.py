@@ -137,18 +137,18 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     if dry:
         yield Step("kernels", (*pytest, "tests/gpu/test_narrow.py"))
     else:
-        yield Step("kernels", (*pytest, "tests/gpu", "--ignore=tests/gpu/test_dry.py"))
+        yield Step(
+            "kernels", (*pytest, "tests/gpu", "--deselect", "tests/gpu/test_launch.py::test_make_gpu_in_a_dry_run")
+        )
     yield from sanitized(dry)
-    engine = ["tests/conformance/test_accel_cuda_dry.py"]
-    engine += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("*/test_cuda*.py"))]
-    here = [path for path in engine if (ROOT / path).exists()]
-    narrowed = ("-k", "fast-bfloat16 and probe") if dry else ()
-    yield Step(
-        "engine",
-        (*pytest, *(here[:1] if dry else here), *narrowed),
-        device,
-        missing="" if here else "no tests of it yet",
-    )
+    engine = [
+        "tests/conformance/test_accel.py",
+        *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/model").glob("test_cuda*.py")),
+    ]
+    if dry:
+        yield Step("engine", (*pytest, engine[0], "-k", "cuda and probe"), device)
+    else:
+        yield Step("engine", (*pytest, *engine), device)
     if dry:
         yield Step("e2e", (*pytest, "tests/e2e", "--collect-only"), device | home)
     else:
@@ -157,7 +157,7 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     tiny = ("--rounds", "1") if dry else ()
     yield Step("attention", (*attnix, "bench", "attention", *(("--dry", *tiny) if dry else ())), device, shown=True)
     at = ("--model", str(model))
-    quick = ("--quick", "--only", "batch 1,") if dry else ()
+    quick = ("--quick", "--only", "batch 1,", "--hbm-mib", "64") if dry else ()
     yield Step("decode", (*attnix, "bench", "decode", *at, "--peers", "", *quick), device | home, shown=True)
     yield Step(
         "tiers", (*attnix, "bench", "tiers", *at, *tiny, *(("--nvme-frames", "8") if dry else ())), device, shown=True

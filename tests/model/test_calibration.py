@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from attnix.drivers.accel.calibration import measure_prefill
+from attnix.drivers.accel.cpu_engine import CpuEngine
 from attnix.drivers.accel.driver import AccelBackend, make_backend
 from attnix.drivers.accel.metadata import load_config
-from attnix.drivers.accel.cpu_engine import CpuEngine
 from attnix.drivers.accel.weights import load_model
 from attnix.drivers.channel import EPOCH_VARIABLE
 from attnix.drivers.memfd import create_memfd, map_shared

@@ -14,7 +14,7 @@ import tokenizers
 
 from attnix.syscalls import Client, connect
 from attnix.syscalls.records import unpack_ids
-from attnix.userland.launch import launch, stop
+from attnix.userland.launch import Launched, launch, stop
 
 Tiny = Callable[[str], tuple[Path, Any]]
 pytestmark = pytest.mark.e2e
@@ -37,11 +37,23 @@ def model(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def boot(model: Path, tmp_path: Path) -> Iterator[Callable[..., Client]]:
     """boot(device, *flags) -> a client of a daemon in float32."""
-    launched, clients = [], []
+    launched: list[Launched] = []
+    clients: list[Client] = []
 
     def start(device: str, *flags: str) -> Client:
         folder = tmp_path / f"{device}{len(launched)}"
-        given = ["--model", str(model), "--state-dir", str(folder), "--threads", "1", "--device", device, "--max-contexts", "32"]
+        given = [
+            "--model",
+            str(model),
+            "--state-dir",
+            str(folder),
+            "--threads",
+            "1",
+            "--device",
+            device,
+            "--max-contexts",
+            "32",
+        ]
         given += ["--dtype", "float32", "--kv-dtype", "float32", "--numerics", "invariant", *flags]
         launched.append(launch(given, str(folder / "s.sock"), str(folder / "log"), 120))
         clients.append(connect(launched[-1].socket, timeout=120))
@@ -53,7 +65,9 @@ def boot(model: Path, tmp_path: Path) -> Iterator[Callable[..., Client]]:
     assert [stop(one.process) for one in launched] == [0] * len(launched)
 
 
-def said(system: Client, prompts: Sequence[Sequence[int]], tokens: int, at: Callable[[], None] = lambda: None) -> list[list[int]]:
+def said(
+    system: Client, prompts: Sequence[Sequence[int]], tokens: int, at: Callable[[], None] = lambda: None
+) -> list[list[int]]:
     """All prompts at once; at: done when they are under way."""
     contexts = [system.alloc_context() for _ in prompts]
     for context, prompt in zip(contexts, prompts, strict=True):
@@ -86,4 +100,3 @@ def test_a_daemon_on_the_dry_engine_says_what_one_on_the_cpu_says(boot: Callable
     assert any("cuda-dry/torch/float32" in row.text for row in system.dmesg(0).rows)
     assert any("epoch 2, frames lost" in row.text for row in system.dmesg(0).rows)
     assert system.fsck().problems == ()
-

@@ -33,8 +33,8 @@ def test_an_id_in_front_of_a_shared_prompt() -> None:
     assert (finding.numbers["tokens_common"], finding.numbers["tokens_differing"]) == (2, 2)
     assert finding.numbers["tokens_same"] == 64
     first, second = [line for line in finding.evidence if line.startswith("  cid")]
-    assert "9 9 [" in first and "]100 101" in first and "]100 101" in second
-    ids = [line.split("[")[1].split("]")[0].split() for line in (first, second)]
+    assert "9 9 »" in first and "«100 101" in first and "«100 101" in second
+    ids = [line.split("»")[1].split("«")[0].split() for line in (first, second)]
     assert ids[0] != ids[1] and all(len(id_) == 2 for id_ in ids)
     # Every token was a prompt's; 320 of 6 * 73 were computed again, and that is all that the machine has done.
     assert finding.damage == pytest.approx(320 / 438, abs=0.02)

@@ -45,7 +45,7 @@ async def test_it_shows_sorts_and_acts(serve: Serve) -> None:
             assert app.chosen() == large.pid, "the cursor stays with its process"
             assert list(app.query_one("#tokens", Sparkline).data or ())[-1] > 0
             assert "hbm0" in str(app.query_one("#summary", Static).render())
-            assert str(app.query_one("#hits_label", Label).render()).startswith("hits: hbm")
+            assert str(app.query_one("#hits_hbm_label", Label).render()).startswith("hits in hbm")
             await pilot.press("plus")
             assert holder.ps(large.pid).processes[0].nice == 4 and f"pid {large.pid}: nice 4" in said(app)
             await pilot.press("minus", "minus")

@@ -69,7 +69,7 @@ def _lost(c: Compared, block: int) -> int:
 
 
 def _side_by_side(facts: Facts, first: Compared, second: Compared) -> list[str]:
-    """Both beginnings, with brackets around what differs; token ids where there is no tokenizer."""
+    """Both beginnings, with » and « around what differs; token ids where there is no tokenizer."""
     if second.alike is None:
         return []
     say = _speaker(facts)
@@ -77,7 +77,7 @@ def _side_by_side(facts: Facts, first: Compared, second: Compared) -> list[str]:
     for c, differs in ((first, second.alike.other), (second, second.alike.mine)):
         common, after = second.alike.common, differs + 16
         parts = [say(c.tokens[a:b]) for a, b in ((0, common), (common, differs), (differs, after))]
-        lines.append(f"  cid {c.row.cid}: {parts[0]}[{parts[1]}]{parts[2]}…")
+        lines.append(f"  cid {c.row.cid}: {parts[0]}»{parts[1]}«{parts[2]}…")
     return lines
 
 

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from . import anthropic_api, health, monitoring, openai_api, openapi
+from .dashboard import routes as dashboard
 from .errors import ApiError
 from .gateway import Gateway
 from .http import Api, refusal
@@ -31,6 +32,7 @@ SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (
     monitoring.routes,
     health.routes,
     openapi.routes,
+    dashboard.routes,
 )
 
 

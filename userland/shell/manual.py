@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ def render(head: str) -> str:
 
 
 def _section(name: str, command: Any) -> Iterator[str]:
-    inner: Mapping[str, Any] = getattr(command, "commands", None) or {}
+    inner: Any = getattr(command, "commands", None) or {}
     for sub, found in sorted(inner.items()):
         yield from _one(f"{name} {sub}", found)
     if not inner:
@@ -51,7 +51,7 @@ def _one(name: str, command: Any) -> Iterator[str]:
     yield ""
     yield from inspect.cleandoc(command.help or "").splitlines()
     yield ""
-    options = [p for p in command.params if p.opts[0] not in _SAME and getattr(p, "help", "")]
+    options: list[Any] = [p for p in command.params if p.opts[0] not in _SAME and getattr(p, "help", None)]
     if options:
         yield "| | |"
         yield "|---|---|"

@@ -46,7 +46,9 @@ class TopApp(App[None]):
         self.seen: Seen | None = None
         self._system = system
         self._interval = interval
-        self._rates: dict[str, deque[float]] = {name: deque([0.0], _KEPT) for name in ("tokens", "hits", "pressure")}
+        self._tiers = list(dict.fromkeys(row.tier for row in system.tiers().tiers))
+        shown = ("tokens", *(f"hits_{tier}" for tier in self._tiers), "pressure")
+        self._rates: dict[str, deque[float]] = {name: deque([0.0], _KEPT) for name in shown}
 
     def compose(self) -> ComposeResult:
         yield Static(id="summary")
@@ -83,17 +85,18 @@ class TopApp(App[None]):
         self.query_one("#summary", Static).update("\n".join(summary(seen)))
         if seen.rates is not None and before is not None:
             found = hit_rates(seen.sample.tiers, seen.sample.counters, before.sample.counters)
-            self._rates["tokens"].append(seen.rates.comp)
-            self._rates["hits"].append(100 * sum(found.values()))
-            self._rates["pressure"].append(seen.rates.some / 10)
-            by_tier = ", ".join(f"{tier} {share:.0%}" for tier, share in found.items()) or "nothing looked for"
-            for name, text in (
-                ("tokens", f"tokens/s {seen.rates.comp:,.0f}"), ("hits", f"hits: {by_tier}"),
-                ("pressure", f"pressure {seen.rates.some / 10:.1f}%"),
-            ):  # fmt: skip
-                self.query_one(f"#{name}_label", Label).update(text)
-                self.query_one(f"#{name}", Sparkline).data = list(self._rates[name])
+            some = seen.rates.some / 10
+            self._plot("tokens", seen.rates.comp, f"tokens/s {seen.rates.comp:,.0f}")
+            for tier in self._tiers:
+                share = found.get(tier, 0.0)
+                self._plot(f"hits_{tier}", 100 * share, f"hits in {tier} {share:.0%}" if found else f"hits in {tier} -")
+            self._plot("pressure", some, f"pressure {some:.1f}%")
         self._list(seen)
+
+    def _plot(self, name: str, value: float, text: str) -> None:
+        self._rates[name].append(value)
+        self.query_one(f"#{name}_label", Label).update(text)
+        self.query_one(f"#{name}", Sparkline).data = list(self._rates[name])
 
     def _list(self, seen: Seen) -> None:
         processes: DataTable[Any] = self.query_one(DataTable)

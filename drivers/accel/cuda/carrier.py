@@ -30,7 +30,7 @@ from ...stored import Gates, Placed, StoredFormat, errors
 from ..model import I64
 from ..transfers import Speed
 from .checks import Mask
-from .device import Device, Stream
+from .device import Device, Stream, end_driver
 from .frames import DeviceFrames
 from .moving import Moving
 from .ops import Ops
@@ -62,7 +62,10 @@ class DeviceCarrier:
             raise ValueError(f"a dram arena of {memoryview(dram).nbytes} bytes cannot hold a stored frame")
         refused = device.register(dram)
         if refused:
-            print(f"attnix.drivers.accel: the dram arena stays pageable, copies will be slower: {refused}", file=sys.stderr)
+            print(
+                f"attnix.drivers.accel: the dram arena stays pageable, copies will be slower: {refused}",
+                file=sys.stderr,
+            )
         self._arena = _Arena(dram, self._format, not refused)
         self._in, self._out = device.stream(), device.stream()
         self._work: queue.SimpleQueue[Moving | None] = queue.SimpleQueue()
@@ -138,7 +141,9 @@ class DeviceCarrier:
 
         def ns_of(verb: str, n: int) -> int:
             pairs = np.repeat(np.arange(n, dtype=np.int32), 2).tobytes()
-            moving = Moving(Transfer(0, 0, verb, 0, pairs, tag * n, -1, 0), self._frames.layers, self._frames.layer_bytes)
+            moving = Moving(
+                Transfer(0, 0, verb, 0, pairs, tag * n, -1, 0), self._frames.layers, self._frames.layer_bytes
+            )
             began_ns = time.perf_counter_ns()
             self._move(moving, arena)
             return max(1, time.perf_counter_ns() - began_ns)
@@ -146,7 +151,8 @@ class DeviceCarrier:
         read_ns = min(ns_of("read", items) for _ in range(2))
         write_ns = min(ns_of("write", items) for _ in range(2))
         single_ns = min(ns_of("read", 1) for _ in range(8))
-        self._frames.bytes_.zero_()
+        self._in.run(self._frames.wipe)
+        self._in.mark().synchronize()
         total = items * self._format.frame_bytes
         return Speed(
             total * 1_000_000_000 // read_ns, total * 1_000_000_000 // write_ns, max(0, single_ns - read_ns // items)
@@ -171,6 +177,8 @@ class DeviceCarrier:
             try:
                 failed = self._move(moving, self._arena)
             except Exception as error:  # whatever it is, the transfer is answered and the next one has its turn
+                if isinstance(error, torch.AcceleratorError):
+                    end_driver(error)
                 print(f"attnix.drivers.accel: {transfer.verb}: {type(error).__name__}: {error}", file=sys.stderr)
                 code = E.ENOMEM if isinstance(error, MemoryError | torch.OutOfMemoryError) else E.EIO
                 failed = [(item, int(code)) for item in range(len(moving))]

@@ -81,6 +81,7 @@ class CudaEngine:
         self._staging = Staging(device)
         self._drawing = Drawing(device)
         self._graphs = DecodeGraphs(device)
+        self._frames: DeviceFrames | None = None
         self._memory: Attached | None = None
         self._gates: Gates | None = None
         self._carrier: DeviceCarrier | None = None
@@ -98,27 +99,34 @@ class CudaEngine:
         return self.config.frame_bytes(block_tokens, self.kv_dtype) * self._weights.kv_heads // self.config.kv_heads
 
     def attach(self, arena: Any, rows: PageRows, block_tokens: int, capacity: int) -> None:
-        """The frames are allocated at the first call, and stay; arena is their mirror, if there is one."""
-        held = self._memory
-        if held is not None and capacity <= held.frames.capacity and block_tokens == held.block_tokens:
-            frames = held.frames  # calibration, and what follows it
-        else:
-            if self._has_mirror and memoryview(arena).nbytes < capacity * self.frame_bytes(block_tokens):
-                raise ValueError(f"{capacity} frames do not fit a mirror of {memoryview(arena).nbytes} bytes")
-            frames = DeviceFrames(
-                self.config, self.kv_dtype, block_tokens, capacity, self._device, self._ops, self._weights.kv_heads,
-                arena if self._has_mirror else None,
-            )  # fmt: skip
+        """The frames are allocated at the first call, and stay; arena is their mirror, if there is one, or comes from `scratch`."""
         slots, entries = rows.frame.shape
-        self._memory = Attached(frames, DevicePages(slots, entries, self._device.torch_device), rows, block_tokens)
+        with self._device.computing():
+            frames = arena if isinstance(arena, DeviceFrames) else self._frames
+            if frames is None:
+                if self._has_mirror and memoryview(arena).nbytes < capacity * self.frame_bytes(block_tokens):
+                    raise ValueError(f"{capacity} frames do not fit a mirror of {memoryview(arena).nbytes} bytes")
+                frames = self._frames = self._allocated(block_tokens, capacity, arena if self._has_mirror else None)
+            pages = DevicePages(slots, entries, self._device.torch_device)
+        self._device.mark().synchronize()  # other streams will touch the frames
+        self._memory = Attached(frames, pages, rows, block_tokens)
         self._graphs.forget()
+
+    def scratch(self, block_tokens: int, frames: int) -> DeviceFrames:
+        """The frames that are there, which nobody else uses yet; others only where those are too few."""
+        held = self._frames
+        if held is not None and held.capacity >= frames:
+            return held
+        with self._device.computing():
+            return self._allocated(block_tokens, frames, None)
+
+    def _allocated(self, block_tokens: int, capacity: int, mirror: Any) -> DeviceFrames:
+        return DeviceFrames(
+            self.config, self.kv_dtype, block_tokens, capacity, self._device, self._ops, self._weights.kv_heads, mirror
+        )
 
     def attach_gates(self, gates: Any) -> None:
         self._gates = Gates(gates)
-
-    def scratch(self, block_tokens: int, frames: int) -> Any:
-        """Passes that serve nobody use the frames that are there: at that time nobody else does."""
-        return None
 
     def carrier(self, dram: Any, device: int, gates: Any) -> DeviceCarrier:
         memory = self._attached
@@ -178,7 +186,9 @@ class CudaEngine:
         table = read_table(seqs, memory.rows, memory.block_tokens, memory.frames.capacity)
         gate_count = 0 if self._gates is None else GATES
         check_rest(copies, work.want.rows, gates, work.tokens.size, memory.frames.capacity, gate_count)
-        wait = None if self._gates is None else GateWait(self._gates, gates, self.config.layers, limit_ns, self._carrier)
+        wait = (
+            None if self._gates is None else GateWait(self._gates, gates, self.config.layers, limit_ns, self._carrier)
+        )
         is_open = wait is None or wait.is_open
         if self._carrier is not None:
             used = np.concatenate([table.frame.ravel(), copies.ravel()]).astype(np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from attnix.kernels_gpu.copy_frames import copy_frames
-from attnix.kernels_gpu.matmul import linear
+from attnix.kernels_gpu.matmul import matmul
 from attnix.kernels_gpu.paged_decode import paged_decode
 from attnix.kernels_gpu.paged_prefill import paged_prefill
 from attnix.kernels_gpu.rmsnorm import rmsnorm
@@ -33,7 +33,10 @@ class TritonOps:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, wide: bool = False
     ) -> torch.Tensor:
         if self._numerics == "invariant":
-            return linear(x, weight, bias, dtype=torch.float32 if wide else x.dtype)
+            out = None
+            if wide:
+                out = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+            return matmul(x, weight, bias, out=out)
         if wide and x.dtype != torch.float32 and x.is_cuda:
             y = torch.mm(x, weight.t(), out_dtype=torch.float32)
             return y if bias is None else y + bias
@@ -58,13 +61,12 @@ class TritonOps:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, frames: Frames, places: torch.Tensor, rope: Rope, *,
         layer: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float,
     ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # attention wants rows one after the other
-        return rope_write(
-            q, k, v, frames, Places(places), rope, layer=layer, q_norm=q_norm, k_norm=k_norm, eps=eps, out=out
-        )
+        return rope_write(q, k, v, frames, Places(places), rope, layer=layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
     def attend(self, q: torch.Tensor, frames: Frames, how: Attention, layer: int) -> torch.Tensor:
-        out = torch.empty_like(q)  # rows of no sequence stay junk, and nobody reads those
+        # Only a bucket has rows of no sequence.  Nobody reads those; zeros keep them from being junk that grows by layers.
+        make = torch.zeros if how.prefill is None else torch.empty
+        out = make(q.shape, dtype=q.dtype, device=q.device)
         scale = q.shape[2] ** -0.5
         if how.decode is not None:
             paged_decode(

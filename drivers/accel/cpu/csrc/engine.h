@@ -183,6 +183,7 @@ int ax_pool_take(ax_pool *pool, int thread, long total, long least, long *from, 
 
 /* plan.c */
 int ax_queries_per_tile(const ax_engine *e);
+size_t ax_most_parts(const ax_engine *e);
 void ax_plan_attention(ax_engine *e);
 
 /* gates.c */

@@ -337,7 +337,7 @@ static int reserve(void *field, size_t *room, size_t want, size_t size) {
 
 /* Check everything about the sequences; lay out their spans.  Nothing the model can see has changed when this fails. */
 static int decode_spans(ax_engine *e, int ntokens, int *newest) {
-    size_t entries = 0, tasks = 0;
+    size_t entries = 0, tasks = ax_most_parts(e);
     int row = 0;
     for (int i = 0; i < e->nseqs; i++) {
         const ax_seq *q = &e->seqs[i];

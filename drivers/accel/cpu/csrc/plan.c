@@ -21,6 +21,11 @@ enum { TASKS_PER_THREAD = 4, LEAST_SHARED = 2 * AX_TILE };
 
 int ax_queries_per_tile(const ax_engine *e) { return AX_Q_ROWS / e->group > 0 ? AX_Q_ROWS / e->group : 1; }
 
+/* The most tasks that cutting the splits of few queries apart can make. */
+size_t ax_most_parts(const ax_engine *e) {
+    return (size_t)(TASKS_PER_THREAD * e->threads) * (size_t)(e->s.window / AX_SPLIT + 2);
+}
+
 /* Cut the chunk's rows into queries: tokens of one sequence that go through attention together, last ones first. */
 static void lay_queries(ax_engine *e) {
     int per_tile = ax_queries_per_tile(e), begin = e->chunk_row, end = begin + e->chunk_rows, window = e->s.sliding_window;

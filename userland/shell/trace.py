@@ -1,0 +1,144 @@
+"""`attnix trace`: what happens for a while, as a file for Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from attnix.syscalls import AttnixError, Client, SyscallError
+from attnix.syscalls.types import DecisionRow, SampleRow, SyscallNote
+
+from .. import perfetto
+from ..errors import CommandError
+from ..output import JsonOption, SocketOption, call_system, print_json, show
+from ..perfetto import Span, Traced
+from ..units import count, size
+
+LOOK_S: Final = 0.25  # between two looks at who is there and in which state
+
+
+def trace(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to; what is there is replaced.")],
+    pids: Annotated[list[int] | None, typer.Argument(metavar="[PID]...", help="Only these processes' calls.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", "-s", help="For so long, or until Ctrl-C.", min=0.1)] = 10.0,
+    as_json: JsonOption = False,
+    socket: SocketOption = "",
+) -> None:
+    """Write system calls, states of processes, rates and the kernel's decisions as a trace for ui.perfetto.dev or chrome://tracing.
+
+    Yours, and as root everybody's.  Arguments and results are in it, long ones cut short.
+    """
+    with call_system(socket, "trace") as system:
+        tracer = Tracer(system, frozenset(pids or ()))
+        tracer.look()  # whoever is there is traced before anything is said
+        if not as_json:
+            show(f"tracing for {seconds:g} s; Ctrl-C ends it sooner")
+        with until_interrupted() as going:
+            tracer.run(seconds, going)
+        traced = tracer.traced()
+        about = {"system": system.uname().version, "model": system.uname().model}
+    try:
+        out.write_text(json.dumps(perfetto.document(traced, about), ensure_ascii=False, separators=(",", ":")))
+    except OSError as error:
+        raise CommandError(f"{out}: {error.strerror}") from error
+    said = {
+        "file": str(out), "bytes": out.stat().st_size, "processes": len(traced.names), "calls": len(traced.calls),
+        "decisions": len(traced.decisions), "lost": traced.lost,
+    }  # fmt: skip
+    if as_json:
+        print_json(said)
+    else:
+        show(f"{out}: {count(len(traced.calls))} calls of {len(traced.names)} processes, {size(out.stat().st_size)}")
+
+
+@contextlib.contextmanager
+def until_interrupted() -> Iterator[Callable[[], bool]]:
+    """Something that is true until Ctrl-C.  A handler that returns leaves the client's read whole; an exception would not."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: pressed.append(signum))
+    try:
+        yield lambda: not pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Tracer:
+    """Collects.  only: pids whose calls are wanted; empty: all, those that come later too."""
+
+    def __init__(self, system: Client, only: frozenset[int]) -> None:
+        self._system = system
+        self._only = only
+        self._began_ns = system.health(0).at_ns
+        self._asked: set[int] = set()
+        self._names: dict[int, str] = {}
+        self._calls: dict[tuple[int, int, str], SyscallNote] = {}
+        self._states: dict[int, Span] = {}
+        self._spans: list[Span] = []
+        self._lost = 0
+
+    def run(self, seconds: float, going: Callable[[], bool]) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and going():
+            self.look()
+            until = min(end, time.monotonic() + LOOK_S)
+            while time.monotonic() < until and going():
+                self.hear(max(0.001, until - time.monotonic()))
+
+    def hear(self, timeout_s: float) -> bool:
+        """One notification.  False: none has come."""
+        note = self._system.notice(timeout=timeout_s)
+        if note is not None and note.kind == "syscall":
+            self.told(note.payload)
+        return note is not None
+
+    def look(self) -> None:
+        """Who is there, and doing what."""
+        now_ns = self._system.health(0).at_ns
+        for row in self._system.ps().processes:
+            if row.pid == self._system.server.pid or (self._only and row.pid not in self._only):
+                continue
+            self._names[row.pid] = row.name
+            self._state(row.pid, row.state, now_ns)
+            if row.pid not in self._asked:
+                self._asked.add(row.pid)
+                with contextlib.suppress(SyscallError):  # it has just ended, or is another's
+                    self._system.trace(row.pid)
+
+    def told(self, note: SyscallNote) -> None:
+        """A call that is not answered at once comes twice; processes on one connection are told of each other's."""
+        self._lost += note.lost
+        if note.name:
+            key = (note.at_ns, note.request, note.name)
+            first = self._calls.get(key, note)
+            self._calls[key] = note._replace(pid=min(first.pid, note.pid))
+
+    def traced(self) -> Traced:
+        """Also when the system has gone meanwhile: then without its last numbers."""
+        samples: tuple[SampleRow, ...] = ()
+        decisions: tuple[DecisionRow, ...] = ()
+        end_ns = max((note.at_ns for note in self._calls.values()), default=self._began_ns)
+        with contextlib.suppress(AttnixError):
+            health = self._system.health(0)
+            end_ns, samples = health.at_ns, tuple(s for s in health.samples if s.at_ns >= self._began_ns)
+            while self.hear(0.001):  # what had been told before that answer
+                pass
+            decisions = tuple(row for row in self._system.explain().rows if row.at_ns >= self._began_ns)
+        spans = [*self._spans, *self._states.values()]
+        return Traced(self._names, list(self._calls.values()), spans, samples, decisions, end_ns, self._lost)
+
+    def _state(self, pid: int, state: str, now_ns: int) -> None:
+        """It is in it since somebody looked last."""
+        last = self._states.get(pid)
+        if last is not None and last.state == state:
+            self._states[pid] = last._replace(to_ns=now_ns)
+            return
+        if last is not None:
+            self._spans.append(last._replace(to_ns=now_ns))
+        self._states[pid] = Span(pid, state, now_ns, now_ns)
