@@ -77,8 +77,9 @@ def test_ten_enforced_tool_calls_one_of_which_returns_from_dram(system: tuple[st
                 temperature=0,
             )  # fmt: skip
             spent.append(got.usage)
-            (call,) = got.choices[0].message.tool_calls or ()
-            arguments = json.loads(call.function.arguments)  # type: ignore[union-attr]
+            made: list[Any] = list(got.choices[0].message.tool_calls or ())
+            (call,) = made
+            arguments = json.loads(call.function.arguments)
             assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9 and len(arguments["city"]) <= 16
             (row,) = [c for p in inspector.ps().processes if p.name == "local" for c in p.contexts]
             assert (row.state, row.tool) == ("tool_wait", "forecast")
