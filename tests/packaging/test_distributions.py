@@ -84,7 +84,7 @@ def shipped_python(root: Path, folders: tuple[str, ...]) -> set[str]:
     own = [d for d in package.iterdir() if d.is_dir() and not d.is_symlink()]  # packages above the layers: replay
     for folder, above in [(root / name, root) for name in folders] + [(d, package) for d in own]:
         for f in folder.rglob("*"):
-            if f.suffix in (".py", ".pyi"):
+            if f.suffix in (".py", ".pyi") or f.parent.name == "static":
                 files.add(f"attnix/{f.relative_to(above)}")
     return files
 
