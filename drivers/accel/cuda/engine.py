@@ -104,8 +104,9 @@ class CudaEngine:
         with self._device.computing():
             frames = arena if isinstance(arena, DeviceFrames) else self._frames
             if frames is None:
-                if self._has_mirror and memoryview(arena).nbytes < capacity * self.frame_bytes(block_tokens):
-                    raise ValueError(f"{capacity} frames do not fit a mirror of {memoryview(arena).nbytes} bytes")
+                size = memoryview(arena).nbytes if self._has_mirror else 0  # pyright: ignore[reportArgumentType]
+                if self._has_mirror and size < capacity * self.frame_bytes(block_tokens):
+                    raise ValueError(f"{capacity} frames do not fit a mirror of {size} bytes")
                 frames = self._frames = self._allocated(block_tokens, capacity, arena if self._has_mirror else None)
             pages = DevicePages(slots, entries, self._device.torch_device)
         self._device.mark().synchronize()  # other streams will touch the frames
@@ -216,15 +217,15 @@ class CudaEngine:
         staging.send()
 
         memory.pages.apply(changes, there)
-        before: BeforeLayer | None = None
         if is_open:
+            before: BeforeLayer | None = None
             if pairs:
                 memory.frames.copy(copied, apart)
         else:
             assert wait is not None
             gate = wait  # never None, for the closure
 
-            def before(layer: int) -> None:
+            def when_there(layer: int) -> None:
                 try:
                     gate.layer(layer)
                 finally:
@@ -232,6 +233,7 @@ class CudaEngine:
                 if pairs:
                     memory.frames.copy(copied, apart, layer, 1)
 
+            before = when_there
         network, views, pages = self._network, memory.frames.views, memory.pages.table
         if bucket is None:
             hidden = network.hidden(on_device, views, pages, before)
