@@ -61,7 +61,7 @@ def test_openai(gateway: Gateway) -> None:
     tool = Tool(served)
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
     messages: list[Any] = [{"role": "user", "content": "What is the weather in ten cities?"}]
-    spent = []
+    spent: list[Any] = []
     while True:
         got = client.chat.completions.create(model="scripted", messages=messages, tools=TOOLS, temperature=0)
         spent.append(got.usage)
