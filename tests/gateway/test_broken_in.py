@@ -90,6 +90,12 @@ def test_more_replies_than_there_are_slots(gateway: Gateway) -> None:
     assert post(served, {"n": 8}).status_code == 200
 
 
+def test_more_prompts_than_there_are_slots(gateway: Gateway) -> None:
+    served = gateway(script=says("yes"), max_contexts=40)
+    got = served.http.post("/v1/completions", json={"prompt": ["a"] * 100, "max_tokens": 4})
+    assert got.status_code == 200 and [choice["text"] for choice in got.json()["choices"]] == ["yes"] * 100
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("said", "arguments"),
