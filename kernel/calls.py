@@ -427,11 +427,14 @@ class TokensNote(NamedTuple):
 
 
 class ForwardArgs(NamedTuple):
-    """allowed: a bit per token id of the vocabulary, lowest bit first: only these are among the answer.  Empty: all."""
+    """allowed  a bit per token id of the vocabulary, lowest bit first: only these are among the answer; empty: all
+    tokens   appended first, in the same pass; they stay, whatever becomes of the answer
+    """
 
     ctx: int
     top_k: int = 20
     allowed: bytes = b""
+    tokens: bytes = b""
 
 
 class ForwardResult(NamedTuple):

@@ -101,7 +101,7 @@ def log_to_be(context: Context, log: bytes) -> bytes:
     for call in context.parked:
         if isinstance(call.args, c.TruncateArgs):
             log = log[: 4 * max(0, call.args.length)]
-        elif isinstance(call.args, (c.AppendArgs, c.ResumeArgs, c.InjectArgs)):
+        elif isinstance(call.args, (c.AppendArgs, c.ResumeArgs, c.InjectArgs, c.ForwardArgs)):
             log += call.args.tokens
         elif isinstance(call.args, c.GenerateArgs):
             raise Errno(
@@ -458,12 +458,18 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     if not 1 <= args.top_k <= MAX_LOGPROBS:
         raise Errno(E.EINVAL, f"top_k is 1..{MAX_LOGPROBS}, not {args.top_k}", field="top_k")
     _check_allowed(m, args.allowed)
+    n = check_tokens(m, args.tokens)
     if behind(context, call):
         return
-    length = m.core.slot_row(context.slot).tokens
+    before = m.core.slot_row(context.slot).tokens
+    length = before + n
     if length == 0:
         raise Errno(E.EINVAL, "the context is empty: append a prompt first")
     check_room(m, context, length)
+    if n:
+        m.schedulers[context.device].backlog.check(context)
+        m.names.rewritten(context, before)
+        m.core.append(context.slot, args.tokens)
     template = _template(context, c.GenerateArgs(args.ctx, logprobs=args.top_k), length)
     m.core.set_generation(context.slot, template, b"", 0, 0, connection.conn, call.request)
     job = Job(JobKind.FORWARD, m.next_order(), connection.conn, call.request)

@@ -7,8 +7,8 @@ neither head dim nor blocks, on every architecture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, get_args
 
 import torch
 
@@ -85,7 +85,9 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
 
 
 def _geometries(architecture: int, every: bool) -> Iterator[tuple[int, int, KvDtype]]:
-    chosen = [(d, p, kv) for d in HEAD_DIMS for p in BLOCK_TOKENS for kv in ELEMENTS] if every else SUBSET
+    chosen: Sequence[tuple[int, int, KvDtype]] = SUBSET
+    if every:
+        chosen = [(d, p, kv) for d in HEAD_DIMS for p in BLOCK_TOKENS for kv in get_args(KvDtype)]
     for head_dim, block_tokens, kv_dtype in chosen:
         if kv_dtype != "float8_e4m3" or architecture >= 10 * FP8_CAPABILITY[0] + FP8_CAPABILITY[1]:
             yield head_dim, block_tokens, kv_dtype

@@ -6,6 +6,8 @@ kernel raises RuntimeError.  Such files have no `from __future__ import annotati
 
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["MISSING", "Absent", "is_interpreted", "tl", "triton"]
+
 MISSING = "triton is not installed: the GPU kernels need it (`pip install 'triton>=3.6'`; torch's CUDA wheels bring it)"
 
 
@@ -23,7 +25,8 @@ class Absent:
 
 
 if TYPE_CHECKING:
-    tl: Any
+    from . import _language as tl  # pyright: ignore[reportMissingModuleSource]  (types alone)
+
     triton: Any
 else:
     try:

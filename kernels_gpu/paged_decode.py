@@ -256,7 +256,7 @@ def paged_decode(
     frames     [F, L, 2, Hkv, P, D]  bf16  hbm  or that of q's dtype, f32, f16, int8, e4m3
     pages      [S, N]                      hbm  the kernel's rows
     batch      [B]                         hbm  ntokens is 1 wherever entries is not 0
-    rope       [W, D / 2]            f32   hbm  None: the caller knows that no entry has a shift
+    rope       [W, D / 2]            f32   hbm  None: the caller knows that no entry has a shift (a leaner kernel; the same bits)
     window     int                              positions that a token sees, itself included; 0: all
     launch                                      None: the table's row; ignored in invariant mode
     workspace  [n]                   f32   hbm  n >= decode_workspace(...); None: allocated here (a captured graph brings its own)

@@ -178,6 +178,7 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(41, "forward", _COMPUTE, c.ForwardArgs, c.ForwardResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """
         The `top_k` most likely next tokens and their log-probabilities; the context stays as it is.  With `allowed` they
         are the most likely among the tokens that it names, and their log-probabilities are what they are without it.
+        `tokens` are appended first, and are computed in the pass that answers.
         Beam search, constrained decoding and speculation are programs over this.
         """),
     _call(42, "score", _COMPUTE, c.ScoreArgs, c.ScoreResult, f"{_HANDLE} EBUSY E2BIG EDQUOT ENOMEM ENODEV EIO EHOSTDOWN", """

@@ -481,12 +481,13 @@ class AsyncContext:
         stream._asked.got += args.tokens
         return stream
 
-    async def forward(self, top_k: int = 20, allowed: bytes = b"") -> list[tuple[int, float]]:
+    async def forward(self, top_k: int = 20, allowed: bytes = b"", tokens: Tokens = b"") -> list[tuple[int, float]]:
         """The likeliest next tokens with their log-probabilities, likeliest first.
 
         allowed  a bit per token id, lowest bit first: only these; empty: all
+        tokens   appended first
         """
-        return as_pairs(await self.client.forward(self.handle, top_k, allowed))
+        return as_pairs(await self.client.forward(self.handle, top_k, allowed, as_bytes(tokens)))
 
     async def score(self, tokens: Tokens) -> list[float]:
         """The log-probability of each of `tokens` as the continuation."""

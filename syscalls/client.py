@@ -492,12 +492,13 @@ class Context:
         stream: Stream = self.client._send(Stream, "generate", args, c.GenerateResult)
         return stream
 
-    def forward(self, top_k: int = 20, allowed: bytes = b"") -> list[tuple[int, float]]:
+    def forward(self, top_k: int = 20, allowed: bytes = b"", tokens: Tokens = b"") -> list[tuple[int, float]]:
         """The likeliest next tokens with their log-probabilities, likeliest first.
 
         allowed  a bit per token id, lowest bit first: only these; empty: all
+        tokens   appended first
         """
-        return as_pairs(self.client.forward(self.handle, top_k, allowed))
+        return as_pairs(self.client.forward(self.handle, top_k, allowed, as_bytes(tokens)))
 
     def score(self, tokens: Tokens) -> list[float]:
         """The log-probability of each of `tokens` as the continuation."""

@@ -104,7 +104,8 @@ class Renewed:
         """
         if name in GENERATIONS:
             return self._generation(name, args, tokens)
-        if name not in REPEATABLE and not undone:
+        appends = isinstance(args, c.ForwardArgs) and bool(args.tokens)
+        if (name not in REPEATABLE or appends) and not undone:
             return ConnectionLost(f"the connection broke during {name}: whether it was done is not known; `stat` tells")
         translated = self.translate(args)
         if translated is None:

@@ -274,12 +274,13 @@ class SyncPlainCalls(ABC):
         )
         return self._invoke("generate", args, GenerateResult)
 
-    def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"") -> ForwardResult:
+    def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"", tokens: bytes = b"") -> ForwardResult:
         """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. With `allowed`
         they are the most likely among the tokens that it names, and their log-probabilities are what they are
-        without it. Beam search, constrained decoding and speculation are programs over this.
+        without it. `tokens` are appended first, and are computed in the pass that answers. Beam search, constrained
+        decoding and speculation are programs over this.
         """
-        return self._invoke("forward", ForwardArgs(ctx, top_k, allowed), ForwardResult)
+        return self._invoke("forward", ForwardArgs(ctx, top_k, allowed, tokens), ForwardResult)
 
     def score(self, ctx: int, tokens: bytes) -> ScoreResult:
         """The log-probability of each of `tokens` as the continuation of the context, which stays as it is."""
@@ -680,12 +681,13 @@ class AsyncPlainCalls(ABC):
         )
         return await self._invoke("generate", args, GenerateResult)
 
-    async def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"") -> ForwardResult:
+    async def forward(self, ctx: int, top_k: int = 20, allowed: bytes = b"", tokens: bytes = b"") -> ForwardResult:
         """The `top_k` most likely next tokens and their log-probabilities; the context stays as it is. With `allowed`
         they are the most likely among the tokens that it names, and their log-probabilities are what they are
-        without it. Beam search, constrained decoding and speculation are programs over this.
+        without it. `tokens` are appended first, and are computed in the pass that answers. Beam search, constrained
+        decoding and speculation are programs over this.
         """
-        return await self._invoke("forward", ForwardArgs(ctx, top_k, allowed), ForwardResult)
+        return await self._invoke("forward", ForwardArgs(ctx, top_k, allowed, tokens), ForwardResult)
 
     async def score(self, ctx: int, tokens: bytes) -> ScoreResult:
         """The log-probability of each of `tokens` as the continuation of the context, which stays as it is."""

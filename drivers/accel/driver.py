@@ -130,7 +130,7 @@ def open_engine(config: AccelConfig, shape: ModelConfig, weights: Weights) -> En
     from .cuda.engine import CudaEngine
     from .cuda.open import open_device
 
-    device, ops = open_device(config.device, config.ordinal, config.numerics)
+    device, ops = open_device(config.device, config.ordinal, config.numerics, shape, config.block_tokens)
     return CudaEngine(
         shape, weights, device, ops, kv_dtype=config.kv_dtype, dtype=config.dtype, numerics=config.numerics,
         threads=config.threads, mirror=config.mirror,

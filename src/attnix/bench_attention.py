@@ -107,7 +107,8 @@ class Timer:
             began = time.perf_counter_ns()
             call()
             return float(time.perf_counter_ns() - began)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event  # torch leaves it untyped
+        begin, end = event(enable_timing=True), event(enable_timing=True)
         begin.record()
         call()
         end.record()

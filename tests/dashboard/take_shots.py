@@ -70,7 +70,7 @@ def dashboard(chrome: Chrome, url: str, directory: Path) -> None:
     chrome.save_screenshot(str(directory / "dashboard.png"))
     b.scheme(chrome, dark=True)
     chrome.find_element(By.CSS_SELECTOR, "input[value=sharing]").send_keys(" ")
-    chrome.execute_script(FIRST_BLOCK)  # type: ignore[no-untyped-call]
+    chrome.execute_script(FIRST_BLOCK)
     WebDriverWait(chrome, 60).until(lambda _: chrome.find_element(By.ID, "explain").is_displayed())
     time.sleep(2)
     chrome.save_screenshot(str(directory / "dashboard-dark.png"))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,8 +102,12 @@ class Process:
 
     def __init__(self, command: list[str]) -> None:
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+
+    @cached_property
+    def said(self) -> str:
+        """Its first line; waits for it."""
         assert self.popen.stdout is not None
-        self.said = self.popen.stdout.readline().strip()
+        return self.popen.stdout.readline().strip()
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         if self.popen.poll() is None:
@@ -125,7 +130,6 @@ class Daemon:
         }  # fmt: skip
         self._command = [sys.executable, str(DAEMON), json.dumps(settings)]
         self.process = Process(self._command)
-        assert self.process.said == "ready"
 
     def again(self) -> None:
         """Start it once more, after its end."""
@@ -156,7 +160,8 @@ class Served:
     def __init__(self, daemon: Daemon, *options: str) -> None:
         self.daemon = daemon
         command = [sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", "--socket", daemon.socket]
-        self.process = Process([*command, *options])
+        self.process = Process([*command, *options])  # it comes up beside the daemon, and waits for it
+        assert daemon.process.said == "ready"
         assert self.process.said.startswith("attnix: serving on http://"), self.process.said
         self.url = self.process.said.rpartition(" ")[2]
         self.http = httpx.Client(base_url=self.url, timeout=DEADLINE_S)

@@ -70,7 +70,8 @@ def test_openai(gateway: Gateway) -> None:
         if not message.tool_calls:
             break
         assert got.choices[0].finish_reason == "tool_calls"
-        for call in message.tool_calls:
+        asked: list[Any] = list(message.tool_calls)
+        for call in asked:
             result = tool.weather(**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     assert message.content == "It rains everywhere."
@@ -106,9 +107,12 @@ def test_anthropic(gateway: Gateway) -> None:
         if not used:
             break
         assert got.stop_reason == "tool_use"
-        results = [{"type": "tool_result", "tool_use_id": use.id, "content": tool.weather(**use.input)} for use in used]
+        results = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": tool.weather(**dict[str, Any](use.input))}
+            for use in used
+        ]
         messages.append({"role": "user", "content": results})
-    assert got.content[0].type == "text" and got.content[0].text == "It rains everywhere."
+    assert [block.text for block in got.content if block.type == "text"] == ["It rains everywhere."]
     assert got.stop_reason == "end_turn"
     tool.check()
     client.close()

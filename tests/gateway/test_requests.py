@@ -63,7 +63,8 @@ def test_refusals(gateway: Gateway) -> None:
     assert served.http.get("/v1/models", headers={"host": "evil.example:80"}).status_code == 403
     said = served.http.post("/v1/messages", json={"messages": [{"role": "user", "content": "hi"}]}).json()
     assert said["type"] == "error" and said["error"]["type"] == "invalid_request_error"
-    for prompt in ([], "", [[]], ["a", 3], [VOCAB], [-1]):
+    prompts: tuple[Any, ...] = ([], "", [[]], ["a", 3], [VOCAB], [-1])
+    for prompt in prompts:
         assert served.http.post("/v1/completions", json={"prompt": prompt}).status_code == 400, prompt
     assert "access-control-allow-origin" not in served.http.get("/v1/models", headers={"origin": "http://a"}).headers
 

@@ -135,7 +135,7 @@ def test_a_context_survives_the_journey(rig: Rig) -> None:
 )
 def test_items_fail_one_by_one(rig: Rig, what: str, code: E) -> None:
     rig.move("read", list(zip(rig.frames, (7, 0, 3), strict=True)))
-    pairs = list(zip(rig.frames, (7, 0, 3), strict=True))
+    pairs: list[tuple[int, int]] = list(zip(rig.frames, (7, 0, 3), strict=True))
     if what == "payload":
         rig.dram[4096 + 100] ^= 1
     elif what == "header":

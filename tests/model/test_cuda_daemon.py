@@ -14,7 +14,7 @@ import tokenizers
 
 from attnix.syscalls import Client, connect
 from attnix.syscalls.records import unpack_ids
-from attnix.userland.launch import launch, stop
+from attnix.userland.launch import Launched, launch, stop
 
 Tiny = Callable[[str], tuple[Path, Any]]
 pytestmark = pytest.mark.e2e
@@ -37,7 +37,8 @@ def model(tiny_model: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def boot(model: Path, tmp_path: Path) -> Iterator[Callable[..., Client]]:
     """boot(device, *flags) -> a client of a daemon in float32."""
-    launched, clients = [], []
+    launched: list[Launched] = []
+    clients: list[Client] = []
 
     def start(device: str, *flags: str) -> Client:
         folder = tmp_path / f"{device}{len(launched)}"

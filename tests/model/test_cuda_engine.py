@@ -23,11 +23,12 @@ from attnix.drivers.accel.cuda.frames import resolved
 from attnix.drivers.accel.cuda.graphs import BATCH_BUCKETS, Bucket, DecodeGraphs, bucket_of
 from attnix.drivers.accel.cuda.ops import TorchOps
 from attnix.drivers.accel.cuda.weights import Shard
-from attnix.drivers.accel.model import PassRefused
+from attnix.drivers.accel.model import PageRows, PassRefused
 from attnix.drivers.accel.weights import load_model
-from attnix.kernel.batch import HISTORY, SAMPLE
+from attnix.kernel.batch import ALLOWED, FORWARD, HISTORY, SAMPLE
 from attnix.kernel.errors import E
-from attnix.kernel.events import ExecDone, ExecFailed
+from attnix.kernel.events import Exec, ExecDone, ExecFailed
+from attnix.kernel.geometry import RowLayout
 
 Tiny = Callable[[str], tuple[Path, Any]]
 F32 = npt.NDArray[np.float32]
@@ -161,7 +162,7 @@ def test_refusals_are_those_of_the_cpu_engine(tiny_model: Tiny, both: Any) -> No
     text = text_of(20)
     for rig in (cpu, dry):
         run(rig, [0, 1], [text, text[:10]])
-    good = cpu.seqs([0, 1], [1, 1])
+    good, _ = (rig.seqs([0, 1], [1, 1]) for rig in (cpu, dry))
     before = dry._arena.copy()
 
     def refusal(rig: Any, seqs: Any, tokens: Sequence[int], want: int, copies: Any, gates: Any) -> tuple[str, int]:
@@ -176,7 +177,7 @@ def test_refusals_are_those_of_the_cpu_engine(tiny_model: Tiny, both: Any) -> No
         (field, {"fields": {field: value}})
         for field, value in (
             ("slot", 8), ("slot", -1), ("generation", 4), ("entries", 0), ("entries", 4000), ("start", 200),
-            ("start", -1), ("ntokens", 0), ("start", 2**31 - 1), ("ntokens", 2), ("token_offset", 1), ("start", 256),
+            ("start", -1), ("ntokens", 0), ("start", 2**31 - 1), ("ntokens", 2), ("token_offset", 0), ("start", 256),
         )
     ]  # fmt: skip
     cases += [("tokens", {"tokens": [1, 300]}), ("tokens", {"tokens": [-1, 1]}), ("tokens", {"tokens": [1]})]
@@ -336,8 +337,9 @@ def test_running_out_of_device_memory_is_an_errno(
 def test_frames_that_do_not_fit_the_device_are_said(tiny_model: Tiny) -> None:
     config, weights, _ = load_model(tiny_model("llama")[0])
     model = CudaEngine(config, weights, DryDevice(memory_bytes=1 << 20), TorchOps())
+    layout = RowLayout(1, 8)
     with pytest.raises(MemoryError, match="give less --hbm"):
-        model.attach(None, None, BLOCK, 1 << 20)  # type: ignore[arg-type]
+        model.attach(None, PageRows.over(np.zeros(layout.total_bytes, np.uint8), layout), BLOCK, 1 << 20)
 
 
 def test_a_bad_temperature_leaves_the_page_tables_right(tiny_model: Tiny, backend: Any) -> None:
@@ -389,6 +391,24 @@ def test_rows_with_and_without_penalties_in_one_pass(tiny_model: Tiny, backend: 
         done.append(rig.execute(records, text * 5, [np.array(text, np.int32)] * 2))
     assert done[1].tokens == done[0].tokens
     close(np.frombuffer(done[1].logprobs, np.float32), np.frombuffer(done[0].logprobs, np.float32))
+
+
+def test_alternatives_with_and_without_masks_in_one_pass(tiny_model: Tiny, backend: Any) -> None:
+    """A mask leaves few tokens, or more than are wanted; the others' alternatives stay in their places."""
+    path, _ = tiny_model("llama")
+    text = text_of(12)
+    masks = [np.isin(np.arange(300), allowed) for allowed in ([7, 3, 250], range(0, 300, 3))]
+    packed = tuple(np.packbits(mask, bitorder="little").tobytes() for mask in masks)
+    done = []
+    for rig in (backend(path), backend(path, settings=DRY)):
+        records = rig.seqs(range(4), [12] * 4, FORWARD, logprobs=5)
+        records["flags"][[0, 2]] |= ALLOWED
+        tokens = np.array(text * 4, np.int32).tobytes()
+        done.append(rig.backend.execute(Exec(0, 1, records.tobytes(), tokens, b"", (), b"", packed)))
+    assert [len(ids) // 4 for ids, _ in done[1].tops] == [3, 5, 5, 5]
+    assert [ids for ids, _ in done[1].tops] == [ids for ids, _ in done[0].tops]
+    for (_, mine), (_, theirs) in zip(done[1].tops, done[0].tops, strict=True):
+        close(np.frombuffer(mine, np.float32), np.frombuffer(theirs, np.float32))
 
 
 # -- parts --------------------------------------------------------------------------------------------------------

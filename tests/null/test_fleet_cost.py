@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -57,7 +57,7 @@ class Meter:
 
     def __init__(self, system: SimulatedSystem) -> None:
         self._step: Callable[[Event, int], list[Effect]] = system.kernel.step
-        self._core: Any = system.core
+        self._core = cast(Any, system.core)
         self._before = self._core.items
         self._now: Counter[CodeType] = Counter()
         self._all = self._busiest = 0

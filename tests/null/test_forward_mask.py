@@ -45,3 +45,21 @@ def test_a_mask_of_another_size_or_of_no_token_is_refused() -> None:
     client.call("append", ctx, ints(PROMPT))
     for bad in (b"\xff", bytes(DEFAULT_VOCAB // 8 + 1), bytes(DEFAULT_VOCAB // 8)):
         assert refused(E.EINVAL, client, "forward", ctx, 4, bad)["field"] == "allowed"
+
+
+def test_tokens_are_appended_and_computed_in_the_pass_that_answers() -> None:
+    system = small()
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(PROMPT))
+    system.run()
+    log = list(PROMPT)
+    for token in (7, 11, 13, 2, 9):
+        log.append(token)
+        asked = client.post("forward", ctx, 3, b"", ints([token]))
+        system.run()
+        assert list(unpack_ids(client.result(asked).tokens)) == reference_distribution(log).tokens[:3]
+    row = client.call("stat", ctx)
+    assert row.tokens == row.usage.computed_tokens == len(log), "each token once"
+    assert refused(E.EINVAL, client, "forward", ctx, 3, b"", b"\x01")["message"]
+    assert client.call("stat", ctx).tokens == len(log)

@@ -135,6 +135,7 @@ def project(root: Path) -> dict[str, list[str]]:
         "build": table["build-system"]["requires"],
         "runtime": table["project"]["dependencies"],
         "dev": table["project"]["optional-dependencies"]["dev"],
+        "gpu": table["project"]["optional-dependencies"]["gpu"],
     }
 
 
@@ -144,9 +145,14 @@ def test_every_import_is_a_declared_dependency(
     """An import that only works since something else happens to install it breaks on the next machine."""
     runtime = requirement_names(project["runtime"])
     everywhere = runtime | requirement_names([*project["build"], *project["dev"]])
-    shipped = third_party(s for s in sources if not s.path.startswith("tests/") and s.path != "setup.py")
+    ours = [s for s in sources if not s.path.startswith("tests/") and s.path != "setup.py"]
+    kernels = [s for s in ours if s.path.startswith("kernels_gpu/")]  # the extra gpu is theirs alone
+    shipped = third_party(s for s in ours if s not in kernels)
     undeclared = {name: where for name, where in shipped.items() if name not in runtime}
     assert not undeclared, "not in [project.dependencies]"
+    for_gpu = runtime | requirement_names(project["gpu"])
+    undeclared = {name: where for name, where in third_party(kernels).items() if name not in for_gpu}
+    assert not undeclared, "neither in [project.dependencies] nor in the gpu extra"
     neighbours = {f.stem.lower() for f in (root / "tests").rglob("*.py")}  # a test's own helper module
     rest = third_party(s for s in sources if s.path.startswith("tests/") or s.path == "setup.py")
     undeclared = {name: where for name, where in rest.items() if name not in everywhere | neighbours}

@@ -60,6 +60,7 @@ class Recorded:
 def system(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded()
     monkeypatch.setattr(durable, "call_system", lambda socket, name: recorded)
+    monkeypatch.setattr(durable, "look_at", lambda socket, name, source: recorded)
     return recorded
 
 

@@ -25,7 +25,7 @@ from .test_commands import CONTEXT, TIER, misfit
 
 LIVE_ONLY = {
     "agent", "attach-tier", "batch", "boot", "chat", "demo", "demote", "detach-tier", "dump", "evict", "help", "kill", "nice", "pin",
-    "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "unlink", "unpin", "wake",
+    "prefetch", "publish", "pull", "restore", "run", "sh", "shutdown", "sleep", "snapshot", "strace", "study", "trace", "unlink", "unpin", "wake",
     "bench", "replay", "serve",
 }  # fmt: skip
 LOOKS = {
@@ -228,7 +228,7 @@ def test_what_looks_at_a_system_looks_at_its_dump(looked_at: Held, dumped: Path,
     saved = attnix(*words, "--from", str(dumped))
     assert saved.err == "" and (saved.status == 0 or name == "doctor")  # 1: something is wrong
     if name in PER_MOMENT:
-        live, again = (attnix(*words, *more).out.splitlines()[:1] for more in ((), ("--from", str(dumped))))
+        live, again = (attnix(*words, *more).out.split("\n")[0].split() for more in ((), ("--from", str(dumped))))
         assert name in ("doctor", "explain") or live == again
     else:
         assert saved.out == attnix(*words).out

@@ -109,7 +109,7 @@ def test_its_named_contexts_survive_a_killed_daemon(
 def test_its_commands_exist(attnix: Attnix) -> None:
     """Every `attnix WORD` of README and docs is a command, and a console block's options are options."""
     text = "".join(path.read_text() for path in [README, *sorted((ROOT / "docs").glob("*.md"))])
-    named = set(re.findall(r"(?:`|\$ )attnix ([a-z]+)\b", text))
+    named = set(re.findall(r"(?:`|\$ )attnix ([a-z]+(?:-[a-z]+)*)\b", text))
     group = typer.main.get_command(cli.app)
     known = set(getattr(group, "commands", {}))
     assert named, "no command is named"

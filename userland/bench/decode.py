@@ -61,6 +61,7 @@ class Options(NamedTuple):
     python   interpreter of the peers' venv; "": `.venv-peers` beside the sources
     rounds   pairs behind each median
     steps    decode passes in a pair
+    hbm_bytes  of attnix, and KV memory of the peers
     only     "" or a part of the titles of the cases to measure ("batch 8, prompt 1024")
     patience_s  in all, to wait for others to leave the processors alone
     """
@@ -73,6 +74,7 @@ class Options(NamedTuple):
     steps: int = 32
     only: str = ""
     patience_s: float = 120
+    hbm_bytes: int = HBM_BYTES
 
 
 class Case(NamedTuple):
@@ -107,7 +109,7 @@ def measure(options: Options, say: Callable[[str], None]) -> Generator[list[Row]
     if unknown:
         raise BenchError(f"no peer is called {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
     with tempfile.TemporaryDirectory(prefix="attnix-bench-") as directory, contextlib.ExitStack() as stack:
-        ours = stack.enter_context(booted(options.model, directory, HBM_BYTES))
+        ours = stack.enter_context(booted(options.model, directory, options.hbm_bytes))
         gguf = Path(ours.uname.tokenizer)
         if gguf.suffix != ".gguf":
             raise BenchError(f"{gguf} is no GGUF file: the peers' weights are made from one")
@@ -319,7 +321,7 @@ def start(name: str, options: Options, gguf: Path, exported: Path, directory: st
     settings: dict[str, Any] = {
         "threads": cores(),
         "window": 8192,
-        "kv_bytes": HBM_BYTES,
+        "kv_bytes": options.hbm_bytes,
         "hf": str(exported / "hf"),
         "gguf": str(gguf if name == LLAMA_Q4 else exported / "bf16.gguf"),
     }
@@ -360,9 +362,10 @@ def main() -> None:
     parser.add_argument(
         "--patience", type=float, default=120, metavar="S", help="wait so long in all for a quiet machine"
     )
+    parser.add_argument("--hbm-mib", type=int, default=HBM_BYTES >> 20, help="memory for frames, MiB (%(default)s)")
     a = parser.parse_args()
     peers = tuple(filter(None, a.peers.split(",")))
-    options = Options(a.model, a.quick, peers, a.python, a.rounds, a.steps, a.only, a.patience)
+    options = Options(a.model, a.quick, peers, a.python, a.rounds, a.steps, a.only, a.patience, a.hbm_mib << 20)
     rows: list[Row] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     try:

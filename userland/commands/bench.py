@@ -15,8 +15,8 @@ BENCHES: Final = {
     "tiers": "How fast frames move between tiers, against memcpy and fio.",
     "resume": "Time to first token of a long context by where its KV is, against llama.cpp's slot restore.",
     "overlap": "Whether loading a context hides behind computing its new tokens.",
-    "attention": "The GPU attention kernels, against the GPU's limits, SDPA, flex_attention and FlashInfer.",
     "gateway": "What HTTP costs: first tokens and tokens/s through `attnix serve`, against the socket client.",
+    "attention": "The GPU attention kernels, against the GPU's limits, SDPA, flex_attention and FlashInfer.",
     "agents": "Agents that wait for tools: job completion and first tokens, against llama.cpp's server and vLLM.",
 }
 

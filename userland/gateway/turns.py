@@ -344,9 +344,7 @@ class Turn:
                 await context.append(tokens=[token])
                 break
             try:
-                _, likeliest = await asyncio.gather(
-                    context.append(tokens=[token]), context.forward(max(TOP_K, ask.logprobs), path.allowed())
-                )
+                likeliest = await context.forward(max(TOP_K, ask.logprobs), path.allowed(), [token])
             except TooBig:
                 break
         heard = reply.hear("" if reply.stop else words.finish()) + reply.end()

@@ -14,8 +14,9 @@ from ..output import JsonOption, print_json, show
 
 # Of commands that are not called as the one call that they make.
 CALLS: Final[Mapping[str, tuple[str, ...]]] = {
-    "cat": ("read", "pagemap"), "df": ("tiers",), "dump": ("ps", "pagemap", "tiers", "vmstat", "explain", "read"), "free": ("tiers",),
+    "cat": ("read", "pagemap"), "df": ("tiers",), "dump": ("ps", "pagemap", "tiers", "vmstat", "explain", "health", "read"), "free": ("tiers",),
     "group": ("groups", "setlimit"), "group ls": ("groups", "tiers"), "group set": ("setlimit", "tiers"), "lsctx": ("ps", "names"), "nice": ("setpriority", "ps"), "pmap": ("pagemap", "tiers", "ps"),
+    "doctor": ("health", "vmstat", "tiers", "sysctl", "uname", "pressure"), "trace": ("trace", "ps", "health", "explain"),
     "strace": ("trace",), "top": ("ps", "tiers", "vmstat", "pressure", "kill", "setpriority"), "tree": ("ps", "pagemap"),
     "vmstat": ("vmstat", "tiers", "pressure"), "run": ("alloc_context", "append", "generate"), "chat": ("alloc_context", "append", "generate"),
     "snapshot": ("open", "snapshot"), "restore": ("restore", "publish", "detach"), "publish": ("open", "publish"),

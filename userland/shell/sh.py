@@ -23,26 +23,9 @@ from ..output import SocketOption, show
 from .words import Line, split, statements
 
 HISTORY: Final = "sh_history"
-_OWN_PROCESS: Final = frozenset(
-    [
-        "agent",
-        "batch",
-        "bench",
-        "boot",
-        "chat",
-        "demo",
-        "pull",
-        "replay",
-        "run",
-        "serve",
-        "doctor",
-        "shutdown",
-        "study",
-        "top",
-        "trace",
-        "sh",
-    ]
-)
+_OWN_PROCESS: Final = frozenset({
+    "agent", "batch", "bench", "boot", "chat", "demo", "pull", "replay", "run", "serve", "sh", "shutdown", "study", "top",
+})  # fmt: skip
 _BYE: Final = ("exit", "quit")
 
 Run: TypeAlias = Callable[[list[str]], int]

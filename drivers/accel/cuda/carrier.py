@@ -30,7 +30,7 @@ from ...stored import Gates, Placed, StoredFormat, errors
 from ..model import I64
 from ..transfers import Speed
 from .checks import Mask
-from .device import Device, Stream
+from .device import Device, Stream, end_driver
 from .frames import DeviceFrames
 from .moving import Moving
 from .ops import Ops
@@ -151,7 +151,8 @@ class DeviceCarrier:
         read_ns = min(ns_of("read", items) for _ in range(2))
         write_ns = min(ns_of("write", items) for _ in range(2))
         single_ns = min(ns_of("read", 1) for _ in range(8))
-        self._frames.bytes_.zero_()
+        self._in.run(self._frames.wipe)
+        self._in.mark().synchronize()
         total = items * self._format.frame_bytes
         return Speed(
             total * 1_000_000_000 // read_ns, total * 1_000_000_000 // write_ns, max(0, single_ns - read_ns // items)
@@ -176,6 +177,8 @@ class DeviceCarrier:
             try:
                 failed = self._move(moving, self._arena)
             except Exception as error:  # whatever it is, the transfer is answered and the next one has its turn
+                if isinstance(error, torch.AcceleratorError):
+                    end_driver(error)
                 print(f"attnix.drivers.accel: {transfer.verb}: {type(error).__name__}: {error}", file=sys.stderr)
                 code = E.ENOMEM if isinstance(error, MemoryError | torch.OutOfMemoryError) else E.EIO
                 failed = [(item, int(code)) for item in range(len(moving))]

@@ -10,10 +10,12 @@ Work for a side stream goes through `Stream.run`, which is also where a device a
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 
@@ -87,6 +89,12 @@ class Device(Protocol):
 # -- CUDA -----------------------------------------------------------------------------------------------------------
 
 
+def end_driver(error: Exception) -> NoReturn:
+    """An error of the device that sticks: nothing in this process can be computed any more, a restart is what helps."""
+    print(f"attnix.drivers.accel: the device failed: {error}", file=sys.stderr, flush=True)
+    os._exit(os.EX_SOFTWARE)
+
+
 class _CudaEvent:
     def __init__(self, stream: torch.cuda.Stream, compute: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -151,6 +159,8 @@ class CudaDevice:
         except torch.OutOfMemoryError as error:
             self.trim()
             raise MemoryError(f"the device is out of memory: {error}") from error
+        except torch.AcceleratorError as error:
+            end_driver(error)
 
     def capture(self, work: Work) -> Graph:
         graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,7 @@
 """From logits on the device to the results of a pass: what is drawn there, what comes back, and what the host still does.
 
 Everything that a pass brings back is copied into pinned memory without waiting; then the host waits once.  Rows with
-penalties bring their logits along and are drawn by sampler.py.
+penalties, and rows whose alternatives have a mask, bring their logits along for sampler.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ..engine import Pass, Results, sampling_rows, top_rows
 from ..model import F32, I32, I64
-from ..sampler import BadLogits, Top, sample, uniforms
+from ..sampler import BadLogits, Top, sample, top_logprobs, uniforms
 from .device import Device
 from .inputs import Staging
 from .sampling import Options, Uses, chosen_logprobs, draw, normalizers, top_tokens
@@ -36,6 +36,7 @@ class Laid(NamedTuple):
     uses: Uses
     host_index: torch.Tensor
     top_index: torch.Tensor
+    masked_index: torch.Tensor  # those of them with a mask
     targets: torch.Tensor
 
 
@@ -77,7 +78,8 @@ class Drawing:
         scored = np.concatenate(work.want.scored) if work.want.scored else np.empty(0, np.int32)
         return Laid(
             on_device, on_host, ints(on_device), options, uses, ints(on_host),
-            ints(np.array([row for row, _ in top_rows(work)], np.int64)), ints(scored),
+            ints(np.array([row for row, _, _ in top_rows(work)], np.int64)),
+            ints(np.array([row for row, _, allowed in top_rows(work) if allowed is not None], np.int64)), ints(scored),
         )  # fmt: skip
 
     def finish(self, work: Pass, laid: Laid, rows: Rows, head_rows: int) -> Results:
@@ -85,7 +87,7 @@ class Drawing:
         back = _Back(self._device)
         n = len(work.want.last)
         tops = top_rows(work)
-        widest = max((k for _, k in tops), default=0)
+        widest = max((k for _, k, allowed in tops if allowed is None), default=0)
         if n:
             logits = rows(0, n)
             sums = normalizers(logits)
@@ -99,6 +101,8 @@ class Drawing:
                 back.add("logprobs", chosen_logprobs(mine, tokens, my_sums))
             if len(laid.on_host):
                 back.add("penalised", _of(logits, laid.host_index))
+            if len(laid.masked_index):
+                back.add("masked", _of(logits, laid.masked_index))
             if widest:
                 ids, logprobs = top_tokens(_of(logits, laid.top_index), _of(sums, laid.top_index), widest)
                 back.add("top_ids", ids.int())
@@ -119,14 +123,22 @@ class Drawing:
         for wanted in work.want.scored:
             scores.append(flat[at - n : at - n + len(wanted)])
             at += len(wanted)
-        vocab = 0 if not widest else len(back.get("top_ids")[0])
-        found = [
-            Top(back.get("top_ids")[at, : min(k, vocab)], back.get("top_logprobs")[at, : min(k, vocab)])
-            if widest
-            else Top(np.empty(0, np.int32), np.empty(0, np.float32))
-            for at, (_, k) in enumerate(tops)
-        ]
-        return Results(tokens_back, logprobs_back, found, scores, 0)
+        return Results(tokens_back, logprobs_back, self._tops(work, back, widest), scores, 0)
+
+    @staticmethod
+    def _tops(work: Pass, back: _Back, widest: int) -> list[Top]:
+        """The alternatives of each sequence that wants some.  widest: how many of each row came back."""
+        found, masked = [], 0
+        for at, (_, k, allowed) in enumerate(top_rows(work)):
+            if allowed is not None:
+                found.append(top_logprobs(back.get("masked")[masked], k, allowed))
+                masked += 1
+            elif widest:
+                ids, logprobs = back.get("top_ids")[at], back.get("top_logprobs")[at]
+                found.append(Top(ids[:k], logprobs[:k]))
+            else:
+                found.append(Top(np.empty(0, np.int32), np.empty(0, np.float32)))
+        return found
 
     @staticmethod
     def _require_finite(back: _Back, n: int, total: int, head_rows: int) -> None:

@@ -100,19 +100,26 @@ class CudaEngine:
 
     def attach(self, arena: Any, rows: PageRows, block_tokens: int, capacity: int) -> None:
         """The frames are allocated at the first call, and stay; arena is their mirror, if there is one, or comes from `scratch`."""
-        frames = arena if isinstance(arena, DeviceFrames) else self._frames
-        if frames is None:
-            if self._has_mirror and memoryview(arena).nbytes < capacity * self.frame_bytes(block_tokens):
-                raise ValueError(f"{capacity} frames do not fit a mirror of {memoryview(arena).nbytes} bytes")
-            frames = self._frames = self._allocated(block_tokens, capacity, arena if self._has_mirror else None)
         slots, entries = rows.frame.shape
-        self._memory = Attached(frames, DevicePages(slots, entries, self._device.torch_device), rows, block_tokens)
+        with self._device.computing():
+            frames = arena if isinstance(arena, DeviceFrames) else self._frames
+            if frames is None:
+                size = memoryview(arena).nbytes if self._has_mirror else 0  # pyright: ignore[reportArgumentType]
+                if self._has_mirror and size < capacity * self.frame_bytes(block_tokens):
+                    raise ValueError(f"{capacity} frames do not fit a mirror of {size} bytes")
+                frames = self._frames = self._allocated(block_tokens, capacity, arena if self._has_mirror else None)
+            pages = DevicePages(slots, entries, self._device.torch_device)
+        self._device.mark().synchronize()  # other streams will touch the frames
+        self._memory = Attached(frames, pages, rows, block_tokens)
         self._graphs.forget()
 
     def scratch(self, block_tokens: int, frames: int) -> DeviceFrames:
         """The frames that are there, which nobody else uses yet; others only where those are too few."""
         held = self._frames
-        return held if held is not None and held.capacity >= frames else self._allocated(block_tokens, frames, None)
+        if held is not None and held.capacity >= frames:
+            return held
+        with self._device.computing():
+            return self._allocated(block_tokens, frames, None)
 
     def _allocated(self, block_tokens: int, capacity: int, mirror: Any) -> DeviceFrames:
         return DeviceFrames(
@@ -210,15 +217,15 @@ class CudaEngine:
         staging.send()
 
         memory.pages.apply(changes, there)
-        before: BeforeLayer | None = None
         if is_open:
+            before: BeforeLayer | None = None
             if pairs:
                 memory.frames.copy(copied, apart)
         else:
             assert wait is not None
             gate = wait  # never None, for the closure
 
-            def before(layer: int) -> None:
+            def when_there(layer: int) -> None:
                 try:
                     gate.layer(layer)
                 finally:
@@ -226,6 +233,7 @@ class CudaEngine:
                 if pairs:
                     memory.frames.copy(copied, apart, layer, 1)
 
+            before = when_there
         network, views, pages = self._network, memory.frames.views, memory.pages.table
         if bucket is None:
             hidden = network.hidden(on_device, views, pages, before)

@@ -73,6 +73,9 @@ class DeviceFrames:
             self._shown.copy_(self.bytes_)
             self._mirror.copy_(self._shown)
 
+    def wipe(self) -> None:
+        self.bytes_.zero_()
+
     def drop(self, frames: Sequence[int]) -> None:
         index = torch.tensor(list(frames), dtype=torch.int64, device=self._device.torch_device)
         self.bytes_.index_fill_(0, index, 0)

@@ -61,13 +61,12 @@ class TritonOps:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, frames: Frames, places: torch.Tensor, rope: Rope, *,
         layer: int, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, eps: float,
     ) -> torch.Tensor:  # fmt: skip
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # attention wants rows one after the other
-        return rope_write(
-            q, k, v, frames, Places(places), rope, layer=layer, q_norm=q_norm, k_norm=k_norm, eps=eps, out=out
-        )
+        return rope_write(q, k, v, frames, Places(places), rope, layer=layer, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
     def attend(self, q: torch.Tensor, frames: Frames, how: Attention, layer: int) -> torch.Tensor:
-        out = torch.empty_like(q)  # rows of no sequence stay junk, and nobody reads those
+        # Only a bucket has rows of no sequence.  Nobody reads those; zeros keep them from being junk that grows by layers.
+        make = torch.zeros if how.prefill is None else torch.empty
+        out = make(q.shape, dtype=q.dtype, device=q.device)
         scale = q.shape[2] ** -0.5
         if how.decode is not None:
             paged_decode(

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from attnix.syscalls import AsyncClient
 from attnix.syscalls.exceptions import AccessDenied
 from attnix.syscalls.types import (
+    DecisionRow,
     FramesResult,
     HealthResult,
     PagemapResult,
@@ -99,7 +100,8 @@ class Looks:
 
     async def explain(self, cid: int, block: int, logical: int) -> dict[str, Any]:
         """Decisions about a block of a context, or about the context when blocks may not be asked about; and the block itself."""
-        client, about, rows = self._upstream.client, "block", ()
+        client, about = self._upstream.client, "block"
+        rows: tuple[DecisionRow, ...] = ()
         if block >= 0:
             with suppress(AccessDenied):  # only the daemon's user may ask about a block by its number
                 rows = (await client.explain(0, 0, block)).rows

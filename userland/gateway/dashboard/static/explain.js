@@ -18,7 +18,7 @@ export function draw(element, told, devices, now_ns) {
     make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     told.about === "context" && rows.length ? make("p", { class: "quiet about" }, `Nothing was decided about this block alone. About cid ${told.cid}:`) : null,
     rows.length
-      ? make("ol", {}, ...rows.map((row) => make("li", {}, make("span", { class: "quiet" }, ago((now_ns - row.at_ns) / 1e6)), make("b", {}, row.what), make("span", {}, `${row.device}${row.cid ? ` cid ${row.cid}` : ""}: ${row.why}`))))
+      ? make("ol", {}, ...rows.map((row) => make("li", {}, make("span", { class: "quiet" }, ago(Math.max(0, now_ns - row.at_ns) / 1e6)), make("b", {}, row.what), make("span", {}, `${row.device}${row.cid ? ` cid ${row.cid}` : ""}: ${row.why}`))))
       : make("p", { class: "quiet" }, "Nothing was decided about it: it has been where it is since it was computed."),
   ];
   element.replaceChildren(...parts.filter((part) => part !== null));

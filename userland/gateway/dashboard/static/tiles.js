@@ -63,7 +63,7 @@ export function draw(state) {
   const rows = state.processes.flatMap((row) => row.contexts), waits = rows.filter((row) => row.state === "tool_wait").length;
   const running = rows.filter((row) => row.state === "running" || row.state === "prefill").length;
   const queued = rows.filter((row) => row.state === "waiting").length;
-  said(contexts, count(running), `of ${count(rows.length)} contexts; ${count(queued)} queued, ${count(waits)} in tools`);
+  said(contexts, count(running), `of ${count(rows.length)}; ${count(queued)} queued, ${count(waits)} in tools`);
   const pressure = state.pressure;
   said(short, pressure ? percent(pressure.some_permille[0] / 1000) : "–", pressure ? `10 s; ${percent(pressure.some_permille[2] / 1000)} in 5 min` : "");
   const mapped = hbm.reduce((sum, tier) => sum + tier.capacity_frames - tier.free_frames - tier.reclaimable_frames, 0);

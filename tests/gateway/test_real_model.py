@@ -1,0 +1,133 @@
+"""The real model behind the real daemon: tool calls that a grammar enforces, JSON by a schema, and KV that was in dram meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from attnix.syscalls import connect
+
+from .rig import BLOCK, DEADLINE_S, Process, environment, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+TURNS = 10
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 16},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {"name": "forecast", "description": "The weather of a city.", "parameters": SCHEMA},
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def system(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """(URL of a gateway, socket of its daemon)"""
+    directory = tmp_path_factory.mktemp("real")
+    socket = str(directory / "run" / "a.sock")
+    boot = [
+        sys.executable,
+        "-m",
+        "attnix.boot",
+        "--model",
+        str(smollm2),
+        "--socket",
+        socket,
+        "--state-dir",
+        str(directory),
+    ]
+    daemon = Process([*boot, "--hbm", "96MiB", "--dram", "96MiB"])
+    serve = Process([sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", "--socket", socket])
+    try:
+        assert "ready" in daemon.said
+        yield serve.said.rpartition(" ")[2], socket
+    finally:
+        serve.stop()
+        daemon.stop()
+
+
+def test_ten_enforced_tool_calls_one_of_which_returns_from_dram(system: tuple[str, str]) -> None:
+    url, socket = system
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=DEADLINE_S * 4)
+    messages: list[Any] = [{"role": "user", "content": "I travel to ten cities. Ask for the forecast of each."}]
+    spent: list[Any] = []
+    with connect(socket, name="inspector") as inspector:
+        until(lambda: any(p.name == "gateway" for p in inspector.ps().processes), "the gateway's connection")
+        for turn in range(TURNS):
+            got = client.chat.completions.create(
+                model="", messages=messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=60,
+                temperature=0,
+            )  # fmt: skip
+            spent.append(got.usage)
+            made: list[Any] = list(got.choices[0].message.tool_calls or ())
+            (call,) = made
+            arguments = json.loads(call.function.arguments)
+            assert set(arguments) == {"city", "days"} and 1 <= arguments["days"] <= 9 and len(arguments["city"]) <= 16
+            (row,) = [c for p in inspector.ps().processes if p.name == "local" for c in p.contexts]
+            assert (row.state, row.tool) == ("tool_wait", "forecast")
+            if turn == 4:
+                moved = inspector.demote(0, "dram", row.cid)
+                assert moved.resident_blocks >= row.tokens // BLOCK
+            messages += [
+                got.choices[0].message.model_dump(exclude_none=True),
+                {"role": "tool", "tool_call_id": call.id, "content": f"{arguments['days']} days of rain"},
+            ]
+        done = client.chat.completions.create(
+            model="", messages=messages, tools=TOOLS, tool_choice="none", max_tokens=12, temperature=0
+        )
+        (row,) = [c for p in inspector.ps().processes if p.name == "local" for c in p.contexts]
+        assert row.usage.computed_tokens <= row.tokens + (TURNS + 1) * BLOCK
+    spent.append(done.usage)
+    for turn, (before, after) in enumerate(itertools.pairwise(spent)):
+        there = before.prompt_tokens + before.completion_tokens
+        assert after.prompt_tokens_details.cached_tokens >= there - BLOCK
+        assert (after.model_extra["attnix"]["dram_tokens"] > 0) == (turn == 4), "that turn's KV came from dram"
+    client.close()
+
+
+def test_json_by_a_schema(system: tuple[str, str]) -> None:
+    client = openai.OpenAI(base_url=f"{system[0]}/v1", api_key="none", timeout=DEADLINE_S * 4)
+    form: Any = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA, "strict": True}}
+    for seed in range(3):
+        got = client.chat.completions.create(
+            model="", messages=[{"role": "user", "content": "Where do I go, for how long?"}], response_format=form, seed=seed,
+            max_tokens=60,
+        )  # fmt: skip
+        value = json.loads(got.choices[0].message.content or "")
+        assert got.choices[0].finish_reason == "stop" and set(value) == {"city", "days"} and 1 <= value["days"] <= 9
+    client.close()
+
+
+def test_the_quick_start_of_the_docs(system: tuple[str, str]) -> None:
+    """Its Python, as it stands there, with this gateway's address."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    assert len(blocks) == 2
+    for block in blocks:
+        script = block.replace("http://127.0.0.1:8000", system[0])
+        said = subprocess.run(
+            [sys.executable, "-W", "error", "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment() | dict(os.environ),
+            timeout=DEADLINE_S * 4,
+        )
+        assert said.returncode == 0 and "finish_reason" in said.stdout + "finish_reason" and said.stdout, said.stderr
