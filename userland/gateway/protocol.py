@@ -42,13 +42,13 @@ class Protocol(H11Protocol):
         super().data_received(data)
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            self._head = _cancelled(self._head)
+            self._head = self._cancel(self._head)
         elif self._head is None:
             self._await_head()
 
     def on_response_complete(self) -> None:
         """uvicorn's own time limit begins here, for a connection on which nothing comes at all."""
-        self._head = _cancelled(self._head)
+        self._head = self._cancel(self._head)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
@@ -57,7 +57,14 @@ class Protocol(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stall = _cancelled(self._stall)
+        self._stall = self._cancel(self._stall)
+
+    @staticmethod
+    def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+        """None, in its place."""
+        if timer is not None:
+            timer.cancel()
+        return None
 
     def _await_head(self) -> None:
         """The head of the next request has to be whole in time."""
@@ -77,7 +84,8 @@ class Protocol(H11Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._look, self._head, self._stall = map(_cancelled, (self._look, self._head, self._stall))
+        for timer in (self._look, self._head, self._stall):
+            self._cancel(timer)
         super().connection_lost(exc)
 
     def _look_later(self, delay_s: float) -> None:
@@ -96,11 +104,6 @@ class Protocol(H11Protocol):
             self.transport.abort()
         else:
             self._look_later(min(_LONGEST_LOOK_S, 2 * delay_s))
-
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 def limited(limit_s: float) -> type[Protocol]:
