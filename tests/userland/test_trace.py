@@ -100,5 +100,5 @@ def test_a_trace_of_a_daemon_has_the_calls_that_were_made(serve: Serve, tmp_path
 
 def test_a_file_that_cannot_be_written_is_said(attnix: Attnix, serve: Serve, tmp_path: Path) -> None:
     serve(frames=16)
-    said = attnix("trace", "-o", str(tmp_path / "no" / "t.json"), "-s", "0.1")
+    said = attnix("trace", "-o", str(tmp_path / "no" / "t.json"), "-s", "36000")  # at once, not when it is over
     assert said.status == 1 and "No such file" in said.err

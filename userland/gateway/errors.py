@@ -91,6 +91,8 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(503, f"the daemon is not there: {error}", code="unavailable", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, TemplateError):
         return bad(str(error), "messages")
+    if isinstance(error, RecursionError):  # whatever of a body is walked through: only its depth can bring this about
+        return bad("something in the body is nested too deeply", code="too_deep")
     if isinstance(error, TimeoutError):
         return ApiError(408, "the request took longer than this server allows", code="timeout")
     if isinstance(error, SyscallError):
@@ -109,6 +111,8 @@ def _of_syscall(error: SyscallError) -> ApiError:
         return ApiError(400, text, code="context_length_exceeded", param="messages", fields=fields)
     if error.errno == E.EDQUOT and "limit" in fields and _never_fits(fields):
         return ApiError(400, text, code="context_length_exceeded", fields=fields)
+    if error.errno == E.ENOMEM and _never_fits(fields):
+        return ApiError(400, text, code="too_many", fields=fields)
     if error.errno in (E.EAGAIN, E.EDQUOT):
         return ApiError(429, text, code="rate_limit_exceeded", retry_after_s=wait_s, fields=fields)
     if error.errno == E.EINVAL:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from attnix.syscalls import AsyncClient, AsyncContext, AsyncProcess
+from attnix.syscalls.exceptions import NotFound
 from attnix.syscalls.session import Note
 from attnix.syscalls.types import WaitNote
 
@@ -17,7 +18,7 @@ from .metrics import Metrics
 from .pins import Pins
 from .settings import Settings
 from .turns import end_quietly
-from .upstream import Upstream
+from .upstream import Unavailable, Upstream
 from .words import Words
 
 SWEEP_S: Final = 1.0  # between looks for contexts that are too old
@@ -104,6 +105,11 @@ class Gateway:
         made = asyncio.ensure_future(client.spawn(name, 0, fork_of, group, domain))
         try:
             return await asyncio.shield(made)
+        except NotFound as error:
+            if "pid" not in error.detail:
+                raise
+            client.close()  # this connection's own process was killed: nothing can be had of it any more
+            raise Unavailable("the gateway's own process was killed; it connects anew") from error
         except asyncio.CancelledError:
             made.add_done_callback(lambda done: self._unwanted(client, done))
             raise

@@ -70,8 +70,9 @@ class Path:
     def allowed(self) -> bytes:
         """A bit per token that may come next, the end of the turn among them where the reply may end."""
         mask = self._matcher.compute_bitmask()[: self._mask_bytes]
-        if self._matcher.is_error():
-            raise ApiError(400, f"the grammar asks for too much: {self._matcher.get_error()[:200]}", code="grammar")
+        self._check()
+        if not any(mask):
+            raise ApiError(400, "nothing can satisfy the grammar from here", code="grammar")
         return mask
 
     def take(self, token: int) -> bool:
@@ -79,8 +80,15 @@ class Path:
         if token in self._stop_ids:
             return False
         if not self._matcher.consume_token(token):
+            self._check()
             raise ApiError(500, f"the grammar refuses token {token}, which it had allowed", code="internal")
         return True
+
+    def _check(self) -> None:
+        """Error: ApiError when the matcher has given up: a grammar may show only now that it asks for too much."""
+        if self._matcher.is_error():
+            why = self._matcher.get_error().partition("\n")[0]
+            raise ApiError(400, f"the grammar asks for too much: {why[:200]}", code="grammar")
 
 
 class _Wrapped:

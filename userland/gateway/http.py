@@ -93,15 +93,16 @@ async def read_body(gateway: Gateway, request: Request, decoder: msgspec.json.De
     if declared.isdigit() and int(declared) > limit:
         raise ApiError(413, f"a body of {declared} bytes; the limit is {limit}", fields={"limit": limit})
     body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise ApiError(413, f"the body is longer than {limit} bytes", fields={"limit": limit})
-        if not message.get("more_body"):
-            break
+    async with asyncio.timeout(gateway.settings.time_limit_s):
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > limit:
+                raise ApiError(413, f"the body is longer than {limit} bytes", fields={"limit": limit})
+            if not message.get("more_body"):
+                break
     try:
         return decoder.decode(bytes(body))
     except msgspec.ValidationError as error:

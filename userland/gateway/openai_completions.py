@@ -27,6 +27,7 @@ from .turns import Turn
 
 _DONE: Final = b"data: [DONE]\n\n"
 _MAX_PROMPTS: Final = 128
+_AT_ONCE: Final = 32  # replies of one request that hold contexts at a time: there may be fewer slots than prompts
 
 
 async def completions(gateway: Gateway, request: Request, key: Key) -> Response:
@@ -92,9 +93,11 @@ class _Completion:
             return
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
 
+        turns = asyncio.Semaphore(max(1, _AT_ONCE // self._n))
+
         async def pump(number: int, ask: Ask) -> None:
             try:
-                async with aclosing(Turn(self._gateway, ask, _no_calls).events()) as events:
+                async with turns, aclosing(Turn(self._gateway, ask, _no_calls).events()) as events:
                     async for one in events:
                         queue.put_nowait(_renumbered(one, number * self._n))
             except BaseException as error:

@@ -7,7 +7,7 @@ import sys
 import uvicorn
 
 from .app import build
-from .protocol import Protocol
+from .protocol import limited
 from .settings import Settings
 
 
@@ -18,7 +18,7 @@ def serve(settings: Settings) -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=Protocol,
+        http=limited(settings.time_limit_s),
         ws="none",
         lifespan="on",
         log_level="warning",

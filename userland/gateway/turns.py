@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from attnix.syscalls import AsyncClient, AsyncContext, AttnixError, ConnectionLost
 from attnix.syscalls.client import GenerateOptions
-from attnix.syscalls.exceptions import NoMemory, QuotaExceeded, StaleHandle, SyscallError, TooBig
+from attnix.syscalls.exceptions import BadHandle, NoMemory, NotFound, QuotaExceeded, StaleHandle, SyscallError, TooBig
 from attnix.syscalls.records import unpack_ids
 from attnix.syscalls.text import TextStream, TokenTable
 from attnix.syscalls.types import GenerateResult, Usage
@@ -145,7 +145,16 @@ class Turn:
             self._conversation = await self._new(client)
         conversation = self._conversation
         assert conversation is not None
-        await self._append(conversation, made)
+        try:
+            await self._append(conversation, made)
+        except (NotFound, StaleHandle, BadHandle):
+            if found is None:
+                raise
+            gateway.dispose(found)  # somebody has killed it meanwhile: the prompt is what it is
+            made = await words.run(plan, words.model, words.family, ask, None, False, room, uname.block_tokens)
+            self._conversation = None
+            conversation = self._conversation = await self._new(client)
+            await self._append(conversation, made)
         conversation.pieces = made.pieces[:-1] if made.resumed else []
         if not made.resumed:
             conversation.replies = []

@@ -35,6 +35,11 @@ def trace(
 
     Yours, and as root everybody's.  Arguments and results are in it, long ones cut short.
     """
+    if not out.exists() or out.is_file() or out.is_dir():  # a pipe takes it once, when it is written
+        try:
+            out.open("a").close()
+        except OSError as error:  # now, and not after all that has been traced
+            raise CommandError(f"{out}: {error.strerror}") from error
     with call_system(socket, "trace") as system:
         tracer = Tracer(system, frozenset(pids or ()))
         tracer.look()  # whoever is there is traced before anything is said

@@ -82,7 +82,7 @@ def _one_by_one(text: str) -> list[Heard]:
         name, _, arguments = part.partition(ARGUMENTS)
         try:
             found = calls_in({"name": name.strip(), "arguments": json.loads(arguments)}, None)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         if not found:
             return []

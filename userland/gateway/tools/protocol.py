@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+MOST_NAME_CHARS: Final = 128  # of a tool's name, in both APIs
+_VALUES: Final = frozenset(["const", "enum", "default", "examples"])  # keys of a schema under which no schema stands
 
 
 class Said(NamedTuple):
@@ -80,7 +83,7 @@ def with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = []
     for call in message["tool_calls"]:
         function = dict(call["function"])
-        with suppress(ValueError):  # whatever it is, it is what the model said
+        with suppress(ValueError, RecursionError):  # whatever it is, it is what the model said
             function["arguments"] = json.loads(function["arguments"])
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
@@ -99,7 +102,7 @@ def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
     if isinstance(value.get("function"), dict):  # as OpenAI's clients nest it
         value = value["function"]
     name = value.get("name")
-    if not isinstance(name, str) or not name or (names is not None and name not in names):
+    if not isinstance(name, str) or not _may_name(name) or (names is not None and name not in names):
         return []
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     if isinstance(arguments, str):
@@ -109,7 +112,17 @@ def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
             return []
     if not isinstance(arguments, dict):
         return []
-    return [Call(name, json.dumps(arguments, ensure_ascii=False))]
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN and the like, which are no JSON
+        return []
+    # An escape of half a character (\\ud800) is no text that could be sent on.
+    return [Call(name, written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
+
+
+def _may_name(name: str) -> bool:
+    """Whether a tool could have this name: tools of other names than the request's may be called, but not of any."""
+    return 0 < len(name) <= MOST_NAME_CHARS and name.isprintable()
 
 
 def parsed_calls(text: str, names: frozenset[str] | None) -> list[Call]:
@@ -123,9 +136,9 @@ def parsed_calls(text: str, names: frozenset[str] | None) -> list[Call]:
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)
+            found = calls_in(value, names)
         except (ValueError, RecursionError):
             return []
-        found = calls_in(value, names)
         if not found:
             return []
         calls += found
@@ -140,12 +153,28 @@ def call_rules(tools: Sequence[Tool], arguments_key: str) -> str:
     for n, tool in enumerate(tools):
         schema = {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, arguments_key: object_schema(tool.parameters)},
+            "properties": {
+                "name": {"const": tool.name},
+                arguments_key: _moved(object_schema(tool.parameters), f"#/properties/{arguments_key}"),
+            },
             "required": ["name", arguments_key],
             "additionalProperties": False,
         }
         rules.append(f"body{n}: %json {json_rule(schema)}")
     return "\n".join(rules)
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """A schema that stands at `to` in another one: its references into itself begin there."""
+    if isinstance(schema, list):
+        return [_moved(one, to) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: one if key in _VALUES else _moved(one, to) for key, one in schema.items()}
+    target = schema.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = to + target[1:]
+    return moved
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
