@@ -7,6 +7,7 @@ what is called; so a streamed reply and a whole one are read by the same code.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -120,6 +121,12 @@ def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
     return [Call(name, written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
 
 
+def _finite(written: str) -> float:
+    """A number, the largest there is when it is larger: 1e999 is JSON, which infinity is not."""
+    most = sys.float_info.max
+    return max(-most, min(most, float(written)))
+
+
 def _may_name(name: str) -> bool:
     """Whether a tool could have this name: tools of other names than the request's may be called, but not of any."""
     return 0 < len(name) <= MOST_NAME_CHARS and name.isprintable()
@@ -130,7 +137,7 @@ def parsed_calls(text: str, names: frozenset[str] | None) -> list[Call]:
     text = text.strip()
     if text.startswith("```"):
         text = text.partition("\n")[2].rpartition("```")[0].strip()
-    decoder = json.JSONDecoder(strict=False)
+    decoder = json.JSONDecoder(strict=False, parse_float=_finite)
     calls: list[Call] = []
     at = 0
     while at < len(text):
