@@ -53,11 +53,16 @@ def test_case_12_four_replies_cut_after_the_first_chunk(gateway: Gateway) -> Non
 
 
 def test_case_12_room_for_two_of_four(gateway: Gateway) -> None:
-    served = gateway(script=says("yes"), max_contexts=2, pass_ms=1)
-    refused = served.chat("hi", n=4)
-    assert refused.status_code == 503 and "retry-after" in refused.headers
-    assert "context slots" in refused.json()["error"]["message"]
-    assert [choice["message"]["content"] for choice in served.chat("hi", n=2).json()["choices"]] == ["yes", "yes"]
+    served = gateway(script=says("yes"), max_contexts=6, pass_ms=1)
+    with served.daemon.client() as other:
+        held = [other.alloc_context() for _ in range(4)]
+        refused = served.chat("hi", n=4)
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        assert "context slots" in refused.json()["error"]["message"]
+        assert other.vmstat().counters["contexts"] == 4, "all or none"
+        assert [choice["message"]["content"] for choice in served.chat("hi", n=2).json()["choices"]] == ["yes", "yes"]
+        held[0].release(), held[1].release()
+        assert len(served.chat("hi", n=4).json()["choices"]) == 4
     served.daemon.at_rest()
 
 
