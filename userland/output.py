@@ -120,6 +120,8 @@ def say_error(error: Exception, as_json: bool) -> None:
 
 def describe_error(error: Exception) -> dict[str, Any]:
     """kind, message and, of system calls, errno, call and the detail's fields."""
+    if isinstance(error, CommandError) and isinstance(error.__cause__, AttnixError):
+        return describe_error(error.__cause__)  # said by a command that has an exit status of its own for it
     if isinstance(error, SyscallError):
         try:
             errno = E(error.errno).name

@@ -51,6 +51,7 @@ def test_without_a_daemon_it_could_not_look(attnix: Attnix, nobody: str) -> None
     said = attnix("doctor", "--json")
     assert said.status == 3
     assert "attnix boot" in said.json["error"]["message"]
+    assert said.json["error"]["kind"] == "connection"
 
 
 @pytest.fixture(scope="module")

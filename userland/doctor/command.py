@@ -36,7 +36,7 @@ def doctor(
         with look_at(socket, "doctor", source) as system:
             facts = read(system, window)
     except (AttnixError, CommandError) as error:
-        raise CannotLook(str(error)) from None
+        raise CannotLook(str(error)) from error
     found = examine(facts)
     if as_json:
         print_json(document(facts, found))
