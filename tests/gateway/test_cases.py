@@ -61,7 +61,8 @@ def test_case_12_room_for_two_of_four(gateway: Gateway) -> None:
         assert "context slots" in refused.json()["error"]["message"]
         assert other.vmstat().counters["contexts"] == 4, "all or none"
         assert [choice["message"]["content"] for choice in served.chat("hi", n=2).json()["choices"]] == ["yes", "yes"]
-        held[0].release(), held[1].release()
+        for context in held[:2]:
+            context.release()
         assert len(served.chat("hi", n=4).json()["choices"]) == 4
     served.daemon.at_rest()
 
