@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,10 @@ from attnix.syscalls.paths import home_dir
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if _workers > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // _workers)))
+
+# A shell that starts us in the background ignores SIGINT, and what a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What boots computes on the CPU, also where there is a GPU, unless this run is about that (docs/cuda.md).
 os.environ["ATTNIX_DEVICE"] = os.environ.get("ATTNIX_TEST_DEVICE", "cpu")

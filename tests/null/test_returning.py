@@ -211,7 +211,7 @@ def test_a_context_is_back_when_its_answer_is_due_and_not_much_before() -> None:
 
 
 def test_several_that_are_due_at_once_begin_one_before_the_other() -> None:
-    made = system(frames=16)
+    made = system({"wait.ttl_ms": 0}, frames=16)  # an eta of a second would keep their frames
     client = made.connect()
     contexts = [resting(client, k) for k in range(3)]
     for ctx in contexts:

@@ -48,7 +48,15 @@ UNAME = {
     **dict.fromkeys(("abi_version", "vocab_tokens", "window_tokens", "block_tokens", "frame_bytes", "token_bytes", "pid"), int),
     "stop_tokens": [int], "devices": [str],
 }  # fmt: skip
-ANSWER = {"reason": str, "tokens": [int], "text": str, "usage": USAGE, "tokens_total": int, "injected": [[int]]}
+ANSWER = {
+    "reason": str,
+    "tokens": [int],
+    "text": str,
+    "usage": USAGE,
+    "tokens_total": int,
+    "injected": [[int]],
+    "stop": str,
+}
 SHAPES: dict[str, Any] = {
     "ps": {"processes": [PROCESS]},
     "pmap": {"tiers": [TIER], "contexts": [{"name": str, "pagemap": PAGEMAP}]},

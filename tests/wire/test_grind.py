@@ -159,7 +159,7 @@ def tidy(served: Any, until: Any) -> None:
 
 def settle(message: list[Any], client: Any, codes: Counter[tuple[str, int]], known: dict[str, list[int]]) -> None:
     if message[0] == 0:
-        assert message[1] in ("tokens", "syscall"), message
+        assert message[1] in ("tokens", "syscall", "wait"), message
         return
     if message[0] >= 10**8:
         return
