@@ -7,6 +7,7 @@ in the backlog.  Its rights are the unit's (SocketMode, SocketGroup), and are ch
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -15,6 +16,7 @@ from typing import Final
 from .listen import CannotListen, take_lock
 
 FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
+_NOT_OURS: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def inherited(group: str = "") -> InheritedListener | None:
@@ -56,12 +58,19 @@ class InheritedListener:
             raise CannotListen(
                 f"the group of {self.path} may connect (mode {mode:04o}): say --socket-group too, or SocketMode=0600 in the unit"
             )
-        self._lock = take_lock(self.path)
+        self._lock = -1
+        try:
+            self._lock = take_lock(self.path)
+        except CannotListen as error:
+            # systemd makes the socket's directory as root.  Whoever may not write there cannot replace the socket either.
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _NOT_OURS:
+                raise
 
     def close(self) -> None:
         """Stop listening.  The file stays: who passed the socket starts us again when somebody connects."""
         self.socket.close()
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
 
 
 def notify(state: str) -> None:

@@ -99,3 +99,27 @@ def test_a_socket_that_lets_in_whom_it_should_not_is_refused(
         assert unit.path.is_socket()
     finally:
         unit.close()
+
+
+def test_a_socket_in_a_directory_that_its_user_may_not_write_to_is_served(folder: Path) -> None:
+    """systemd makes /run/attnix as root, and the service runs as another: no lock file can be made there."""
+    unit = Unit(folder)
+    run = unit.path.parent
+    try:
+        if os.getuid() == 0:  # whom no mode keeps out: a lock file that cannot be made is played by the file system
+            if subprocess.run(["chattr", "+i", str(run)], capture_output=True).returncode:
+                pytest.skip("root, and no immutable directories here")
+        else:
+            run.chmod(0o500)
+        process = unit.start()
+        assert unit.told.recv(100) == b"READY=1"
+        with connect(str(unit.path)) as system:
+            assert system.uname().model
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+        assert sorted(path.name for path in run.iterdir()) == ["x.sock"]
+    finally:
+        if os.getuid() == 0:
+            subprocess.run(["chattr", "-i", str(run)], capture_output=True)
+        run.chmod(0o700)
+        unit.close()
