@@ -284,6 +284,27 @@ def test_case_40_keys_are_apart(gateway: Gateway, tmp_path: Path) -> None:
         assert got.status_code == 200, got.text
 
 
+def test_what_a_key_pins_it_pays_for_and_gives_up_for_its_own_requests(gateway: Gateway, tmp_path: Path) -> None:
+    """bob's group may have three contexts.  His pins are among them, and make room for his requests, not for alice's."""
+    served = gateway("--keys", keys_file(tmp_path), script=says("yes"), frames=2048)
+    uid = os.getuid()
+
+    def ask(key: str, system: str) -> None:
+        marked = [{"type": "text", "text": system * 40, "cache_control": {"type": "ephemeral"}}]
+        body = {"system": marked, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+        got = served.http.post("/v1/messages", json=body, headers={"x-api-key": f"sk-{key}-secret"})
+        assert got.status_code == 200, got.text
+
+    ask("alice", "Be terse. ")
+    for system in ("Be kind. ", "Be brief. ", "Be exact. ", "Be quick. "):
+        ask("bob", system)
+    with served.daemon.client() as client:
+        groups = [p.group for p in client.ps().processes if p.name.endswith(" cache")]
+        assert set(groups) == {f"uid:{uid}/alice", f"uid:{uid}/bob"} and groups.count(f"uid:{uid}/alice") == 1
+        (bob,) = [row for row in client.groups().rows if row.name == f"uid:{uid}/bob"]
+        assert sum(len(p.contexts) for p in client.ps().processes if p.group == bob.name) <= 3
+
+
 @pytest.mark.parametrize("wrong", ["others may read it", "no loopback without keys", "no such file", "a wrong field"])
 def test_case_40_what_is_refused_at_the_start(tmp_path: Path, wrong: str) -> None:
     options = {

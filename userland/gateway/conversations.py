@@ -136,9 +136,9 @@ class Parked:
                 return near, False
         return None
 
-    def oldest(self) -> Conversation | None:
-        """The longest parked, taken out: room is needed."""
-        found = next(iter(self._all.values()), None)
+    def oldest(self, owner: str | None = None) -> Conversation | None:
+        """The longest parked, of one owner or of all, taken out: room is needed."""
+        found = next((one for one in self._all.values() if owner in (None, one.owner)), None)
         if found is not None:
             self._take(found)
         return found

@@ -129,6 +129,17 @@ class Gateway:
         """The same, and wait until it is done."""
         await end_quietly(conversation.process.client, conversation.process.pid)
 
+    async def make_room(self, owner: str | None) -> bool:
+        """Give up what was kept or pinned longest, of one key or of all.  False: there is nothing."""
+        oldest = self.parked.oldest(owner)
+        if oldest is not None:
+            await self.give_up(oldest)
+            return True
+        pin = self.pins.oldest(owner)
+        if pin is not None:
+            await end_quietly(self.upstream.client, pin.pid)
+        return pin is not None
+
     def end_process(self, client: AsyncClient, pid: int) -> None:
         """Kill it in the background."""
         task = asyncio.ensure_future(end_quietly(client, pid))

@@ -24,7 +24,7 @@ class Pins:
 
     def __init__(self) -> None:
         self.longest_s = 0.0  # that the system pins for; set with each connection
-        self._all: OrderedDict[bytes, tuple[AsyncProcess, float]] = OrderedDict()
+        self._all: OrderedDict[bytes, tuple[AsyncProcess, float, str]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -33,11 +33,19 @@ class Pins:
         found = self._all.get(digest)
         return found[0] if found is not None else None
 
-    def put(self, digest: bytes, process: AsyncProcess, seconds: float) -> list[AsyncProcess]:
-        """Remember it.  Returns those that have to go for it."""
-        self._all[digest] = (process, time.monotonic() + seconds)
+    def put(self, digest: bytes, process: AsyncProcess, seconds: float, owner: str) -> list[AsyncProcess]:
+        """Remember it, for the key that pays.  Returns those that have to go for it."""
+        self._all[digest] = (process, time.monotonic() + seconds, owner)
         self._all.move_to_end(digest)
         return [self._all.popitem(last=False)[1][0] for _ in range(len(self._all) - MAX_PINS)]
+
+    def oldest(self, owner: str | None) -> AsyncProcess | None:
+        """The least recently used, of one owner or of all, taken out: room is needed."""
+        for digest, (process, _, its) in self._all.items():
+            if owner in (None, its):
+                del self._all[digest]
+                return process
+        return None
 
     def drop(self, digest: bytes) -> None:
         self._all.pop(digest, None)
@@ -45,7 +53,7 @@ class Pins:
     def expired(self) -> list[AsyncProcess]:
         """Those whose time is over, taken out."""
         now = time.monotonic()
-        over = [digest for digest, (_, end) in self._all.items() if end < now]
+        over = [digest for digest, (_, end, _) in self._all.items() if end < now]
         return [self._all.pop(digest)[0] for digest in over]
 
     def drop_all(self) -> None:
@@ -69,9 +77,10 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
         try:
             if known is not None and known.context is not None:
                 await client.pin(known.context.handle, round(seconds * 1000))
-                gateway.pins.put(digest, known, seconds)
+                gateway.pins.put(digest, known, seconds, ask.key.name)
                 continue
-            process = await gateway.spawn(client, f"{ask.key.name} cache", fork_of=conversation.context)
+            group = gateway.keys.full(ask.key.group)  # whoever marks it pays for it
+            process = await gateway.spawn(client, f"{ask.key.name} cache", fork_of=conversation.context, group=group)
         except SyscallError:
             gateway.pins.drop(digest)
             if known is not None:
@@ -86,7 +95,7 @@ async def pin_beginnings(gateway: Gateway, conversation: Conversation, ask: Ask,
             if not isinstance(error, SyscallError):
                 raise
             continue
-        for leaving in gateway.pins.put(digest, process, seconds):
+        for leaving in gateway.pins.put(digest, process, seconds, ask.key.name):
             gateway.end_process(client, leaving.pid)
         new = max(new, length)
     return new

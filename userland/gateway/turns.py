@@ -181,15 +181,15 @@ class Turn:
         return Conversation(key.name, gateway.upstream.connection, process, context)
 
     async def _with_room(self, call: Callable[[], Awaitable[R]]) -> R:
-        """`call`, given up kept contexts for when there is no room for another."""
+        """`call`, given up kept contexts and pins for when there is no room for another: of this key if its group is full."""
         for _ in range(_ROOM_TRIES):
             try:
                 return await call()
-            except (NoMemory, QuotaExceeded):
-                oldest = self._gateway.parked.oldest()
-                if oldest is None:
+            except (NoMemory, QuotaExceeded) as error:
+                key = self._ask.key
+                own = error.detail.get("group") == self._gateway.keys.full(key.group)
+                if not await self._gateway.make_room(key.name if own else None):
                     raise
-                await self._gateway.give_up(oldest)
         return await call()
 
     async def _append(self, conversation: Conversation, made: Plan) -> None:
