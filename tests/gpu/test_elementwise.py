@@ -26,7 +26,8 @@ def drawn(rows: int, n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 def within(got: torch.Tensor, same: torch.Tensor, true: torch.Tensor) -> None:
     """flash-attention's rule.  The little on top is for dtypes in which both are exact."""
-    floor = float(true.abs().max()) * torch.finfo(same.dtype).eps / 4
+    luck = 1 if true.numel() < 64 else 1 / 4  # the largest of few errors may be next to nothing by chance
+    floor = float(true.abs().max()) * torch.finfo(same.dtype).eps * luck
     assert float((got.double() - true).abs().max()) <= 2 * float((same.double() - true).abs().max()) + floor
 
 
