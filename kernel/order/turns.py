@@ -61,7 +61,8 @@ class Turns:
     # -- before a pass --------------------------------------------------------------------------------------------
 
     def aim(self, context: Context) -> None:
-        """It decodes from now on."""
+        """It decodes from now on, and whatever its slot was benched for is over."""
+        self.benched.discard(context.slot)
         if context.job is not None and context.job.args.tpot_ms:
             self._targets[context.slot] = context.job.args.tpot_ms * 1_000_000
 

@@ -239,3 +239,20 @@ def test_groups(machine: type[GroupsMachine]) -> None:
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )
+
+
+def test_who_was_benched_when_the_arena_was_lost_decodes_again() -> None:
+    """Found by the machine: its slot stayed benched, and the core ran what the scheduler did not."""
+    state = CGroupsMachine()
+    state.guarantee(tokens=4, soft=0)
+    state.alloc(group="uid:1001", prompt=[0])
+    state.alloc(group="uid:1002", prompt=[0, 0, 0])
+    state.generate(n=13, which=3)
+    state.generate(n=14, which=0)
+    state.fail_pass()
+    state.tick(count=5)
+    state.tick(count=6)
+    state.fail_pass()
+    state.kill_driver(arena="lost")
+    state.tick(count=7)
+    state.teardown()
