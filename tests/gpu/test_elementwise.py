@@ -25,13 +25,14 @@ def drawn(rows: int, n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def within(got: torch.Tensor, same: torch.Tensor, true: torch.Tensor) -> None:
-    """flash-attention's rule.  The little on top is for dtypes in which both are exact."""
-    luck = 1 if true.numel() < 64 else 1 / 4  # the largest of few errors may be next to nothing by chance
-    floor = float(true.abs().max()) * torch.finfo(same.dtype).eps * luck
+    """flash-attention's rule, and on top of it what a result may be off by where the reference is exact by luck: two units in
+    the last place of the largest number in float32, where there are several roundings; one of few elements in the others."""
+    units = 2 if same.dtype == torch.float32 else 1 if true.numel() < 64 else 1 / 4
+    floor = float(true.abs().max()) * torch.finfo(same.dtype).eps * units
     assert float((got.double() - true).abs().max()) <= 2 * float((same.double() - true).abs().max()) + floor
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, derandomize=True)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 99))
 def test_rmsnorm(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
     x, weight = drawn(*shape, dtype, seed), drawn(1, shape[1], dtype, seed + 100)[0]
@@ -39,7 +40,7 @@ def test_rmsnorm(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
     within(rmsnorm(x, weight, EPS), reference.rmsnorm(x, weight, EPS), true)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, derandomize=True)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), wide=st.booleans(), seed=st.integers(0, 99))
 def test_rmsnorm_adds_the_residual_first_and_leaves_it(
     shape: tuple[int, int], dtype: torch.dtype, wide: bool, seed: int
@@ -53,7 +54,7 @@ def test_rmsnorm_adds_the_residual_first_and_leaves_it(
     within(got, same, reference.rmsnorm(total.double(), weight.double(), EPS))
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, derandomize=True)
 @given(shape=shapes, dtype=st.sampled_from(DTYPES), seed=st.integers(0, 99))
 def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
     gate_up = drawn(shape[0], 2 * shape[1], dtype, seed)
