@@ -122,11 +122,16 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, R]) -> R:
             raise ClientGone
         return task.result()
     finally:
-        for each in (watch, task):
-            if not each.done():
-                each.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await each
+        await cancelled(watch, task)
+
+
+async def cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """End those that still run, one after the other, whatever they say to that."""
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
 
 
 async def gone(receive: Receive) -> None:
@@ -163,11 +168,7 @@ class Streaming(Response):
             else:
                 writing.result()
         finally:
-            for each in (watch, writing):
-                if not each.done():
-                    each.cancel()
-                    with suppress(asyncio.CancelledError, Exception):
-                        await each
+            await cancelled(watch, writing)
             await self._rest.aclose()
             for end in self._ends:
                 end()
