@@ -1,20 +1,24 @@
 """200 agents that call ten tools each, on an hbm that holds eight of them: the real model behind the real socket.
 
-What is right comes from a daemon whose hbm holds all of them and where nobody waits.  How long tools take is drawn from a
-log-normal distribution like that of the Bash calls of a public agent trace (median 1.7 s, mean 5.2 s), 100 times as fast;
-`attnix bench agents --trace` takes the trace itself.
+What is right comes from a daemon whose hbm holds all of them and where nobody waits.  Which tools are called and how long
+they take is drawn from a public agent trace, ten times as fast (at most three seconds).  Traces are not in this repository: where
+`$ATTNIX_TRACES` (../shared/traces) has none, from a log-normal distribution like that of its Bash calls (median 1.7 s, mean
+5.2 s).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from attnix.syscalls.aclient import AsyncClient, AsyncContext, aconnect
 from attnix.syscalls.exceptions import StaleHandle
+from attnix.userland.bench.agents_workload import read_durations
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Daemon, Start
@@ -27,6 +31,7 @@ SYSTEM_TOKENS, TASK_TOKENS, ANSWER_TOKENS, SAID_TOKENS = 32, 24, 8, 4
 LONGEST = SYSTEM_TOKENS + TASK_TOKENS + (CALLS + 1) * (ANSWER_TOKENS + SAID_TOKENS)
 BLOCKS = -(-LONGEST // 16)
 TOOLS = ("search", "shell", "read")
+TRACE = Path(os.environ.get("ATTNIX_TRACES", "../shared/traces"), "agentcgroup_tools.jsonl.gz")
 
 
 def drawn(seed: str, count: int) -> list[int]:
@@ -47,6 +52,7 @@ class Fleet:
     def __init__(self, client: AsyncClient, waits: bool) -> None:
         self._client = client
         self._waits = waits
+        self._calls = read_durations(str(TRACE)) if TRACE.exists() else []
         self._turns = 0
         self.late = 0
 
@@ -75,8 +81,8 @@ class Fleet:
 
     async def _tool(self, context: AsyncContext, draw: random.Random, answer: list[int]) -> None:
         """A third of the agents says when its tool will be back, a third is wrong by half, a third does not know."""
-        tool = draw.choice(TOOLS)
-        takes_s = min(1.0, draw.lognormvariate(0.53, 1.5) / 100)
+        tool, seconds = draw.choice(self._calls or [(draw.choice(TOOLS), draw.lognormvariate(0.53, 1.5))])
+        takes_s = min(3.0, seconds / 10)
         eta = (takes_s, takes_s * draw.uniform(0.5, 1.5), None)[draw.randrange(3)]
         if not self._waits:
             await context.append(tokens=answer)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from attnix.syscalls import AsyncClient, aconnect
@@ -84,28 +84,63 @@ async def over_socket(client: AsyncClient, plan: Plan, asked: list[list[int]]) -
 async def over_http(host: str, port: int, plan: Plan, asked: list[list[int]]) -> Turn:
     """The same batch through the gateway."""
     began = time.perf_counter()
+    loop = asyncio.get_running_loop()
 
     async def one(prompt: list[int]) -> float:
-        body = json.dumps(
-            {"prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-             "stream_options": {"include_usage": True}}
-        ).encode()  # fmt: skip
-        reader, writer = await asyncio.open_connection(host, port)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        first_s, last = 0.0, b""
-        while line := await reader.readline():
-            if line.startswith(b"data: {"):
-                first_s = first_s or time.perf_counter() - began
-                last = line
-        writer.close()
-        usage = json.loads(last[6:]).get("usage") if last else None
+        asked = {
+            "prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        _, events = await loop.create_connection(lambda: Events(post(asked)), host, port)
+        await events.whole
+        usage = events.last.get("usage")
         if not usage or usage["completion_tokens"] != plan.new_tokens:
-            raise BenchError(f"the gateway answered {last[:200]!r}")
-        return first_s
+            raise BenchError(f"the gateway answered {events.last}")
+        return events.times[0] - began
 
     first_s = await asyncio.gather(*(one(prompt) for prompt in asked))
     return Turn(list(first_s), time.perf_counter() - began)
+
+
+def post(asked: dict[str, Any]) -> bytes:
+    """A request whose connection ends with its answer."""
+    body = json.dumps(asked).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Events(asyncio.Protocol):
+    """A client that does no more than it must: the machine's cores are the engine's.
+
+    times  when each event with JSON came
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self.times: list[float] = []
+        self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._answer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        self.times += [time.perf_counter()] * data.count(b"data: {")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.whole.done():
+            self.whole.set_result(None)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last event with JSON.  Error: BenchError."""
+        _, found, event = bytes(self._answer).rpartition(b"data: {")
+        if not found:
+            raise BenchError(f"the gateway answered {bytes(self._answer[-300:])!r}")
+        decoded: dict[str, Any] = json.loads(b"{" + event.partition(b"\n")[0])
+        return decoded
 
 
 @contextmanager
