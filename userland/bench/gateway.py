@@ -2,8 +2,8 @@
 
 Batches of streamed generations, the same number of the same length, in turns through `attnix serve` and straight over the
 socket, on one daemon with the real model.  Both clients are one asyncio process that only reads: over the socket the
-asynchronous client, over HTTP a connection per stream and a line per event.  Prompts are token ids, new ones each turn, so
-nothing is found in a cache.  Measured per turn: the median time to the first token, and tokens per second of the batch.
+asynchronous client, over HTTP a kept connection per stream, on which events are counted.  Prompts are token ids, new ones
+each turn, so nothing is found in a cache.  Measured per turn: the median time to the first token, and tokens per second of the batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .row import Row, rate_row, time_row
 
 BATCH: Final = 8
 PROMPT_TOKENS: Final = 128
-NEW_TOKENS: Final = 96
+NEW_TOKENS: Final = 256
 TURNS: Final = 7
 HBM_BYTES: Final = 256 << 20
 _FIRST_ID: Final = 64  # ids below are control tokens in many models
@@ -81,66 +81,79 @@ async def over_socket(client: AsyncClient, plan: Plan, asked: list[list[int]]) -
     return Turn(list(first_s), time.perf_counter() - began)
 
 
-async def over_http(host: str, port: int, plan: Plan, asked: list[list[int]]) -> Turn:
+async def over_http(connections: list[Connection], plan: Plan, asked: list[list[int]]) -> Turn:
     """The same batch through the gateway."""
     began = time.perf_counter()
-    loop = asyncio.get_running_loop()
 
-    async def one(prompt: list[int]) -> float:
-        asked = {
-            "prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        _, events = await loop.create_connection(lambda: Events(post(asked)), host, port)
-        await events.whole
+    async def one(connection: Connection, prompt: list[int]) -> float:
+        events = await connection.post(
+            {"prompt": prompt, "max_tokens": plan.new_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+             "stream_options": {"include_usage": True}}
+        )  # fmt: skip
         usage = events.last.get("usage")
         if not usage or usage["completion_tokens"] != plan.new_tokens:
             raise BenchError(f"the gateway answered {events.last}")
         return events.times[0] - began
 
-    first_s = await asyncio.gather(*(one(prompt) for prompt in asked))
+    first_s = await asyncio.gather(*(one(*pair) for pair in zip(connections, asked, strict=True)))
     return Turn(list(first_s), time.perf_counter() - began)
 
 
-def post(asked: dict[str, Any]) -> bytes:
-    """A request whose connection ends with its answer."""
-    body = json.dumps(asked).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+class Events(NamedTuple):
+    """A stream of events.  times: when each event with JSON came; last: the last of them."""
+
+    times: list[float]
+    last: dict[str, Any]
 
 
-class Events(asyncio.Protocol):
-    """A client that does no more than it must: the machine's cores are the engine's.
+class Connection(asyncio.Protocol):
+    """An HTTP client that does no more than it must: the machine's cores are the engine's.  One request at a time."""
 
-    times  when each event with JSON came
-    """
-
-    def __init__(self, request: bytes) -> None:
-        self.times: list[float] = []
-        self.whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._request = request
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
         self._answer = bytearray()
+        self._times: list[float] = []
+        self._whole: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self._answer += data
-        self.times += [time.perf_counter()] * data.count(b"data: {")
+        self._times += [time.perf_counter()] * data.count(b"data: {")
+        if data.endswith(b"0\r\n\r\n") or not self._times:
+            self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.whole.done():
-            self.whole.set_result(None)
+        self._look(ended=True)
 
-    @property
-    def last(self) -> dict[str, Any]:
-        """The last event with JSON.  Error: BenchError."""
-        _, found, event = bytes(self._answer).rpartition(b"data: {")
-        if not found:
-            raise BenchError(f"the gateway answered {bytes(self._answer[-300:])!r}")
-        decoded: dict[str, Any] = json.loads(b"{" + event.partition(b"\n")[0])
-        return decoded
+    def _look(self, ended: bool = False) -> None:
+        """Is the answer there?  A stream ends with an empty chunk; what is no stream is an error, and short."""
+        head, whole_head, _ = bytes(self._answer).partition(b"\r\n\r\n")
+        refused = bool(whole_head) and b"chunked" not in head.lower()
+        if self._whole is not None and not self._whole.done():
+            if refused or ended:
+                self._whole.set_exception(BenchError(f"the gateway answered {bytes(self._answer[-300:])!r}"))
+            elif self._answer.endswith(b"\r\n0\r\n\r\n"):
+                self._whole.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def post(self, asked: dict[str, Any]) -> Events:
+        """Ask for a streamed completion.  Error: BenchError."""
+        assert self._transport is not None
+        body = json.dumps(asked).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        self._answer.clear()
+        self._times = []
+        self._whole = asyncio.get_running_loop().create_future()
+        self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await self._whole
+        event = bytes(self._answer).rpartition(b"data: {")[2].partition(b"\n")[0]
+        return Events(self._times, json.loads(b"{" + event))
 
 
 @contextmanager
@@ -163,13 +176,17 @@ def served(socket: str) -> Iterator[tuple[str, int]]:
 async def measure(plan: Plan, socket: str, at: tuple[str, int]) -> tuple[list[Turn], list[Turn]]:
     """Turns over the socket and over HTTP, after one of each that does not count."""
     draw = random.Random(20261130)
+    loop = asyncio.get_running_loop()
     ours: list[Turn] = []
     theirs: list[Turn] = []
     async with aconnect(socket, name="bench") as client:
         vocab = (await client.uname()).vocab_tokens
+        connections = [(await loop.create_connection(Connection, *at))[1] for _ in range(plan.batch)]
         for _ in range(plan.turns + 1):
             theirs.append(await over_socket(client, plan, prompts(plan, draw, vocab)))
-            ours.append(await over_http(*at, plan, prompts(plan, draw, vocab)))
+            ours.append(await over_http(connections, plan, prompts(plan, draw, vocab)))
+        for connection in connections:
+            connection.close()
     return ours[1:], theirs[1:]
 
 

@@ -136,7 +136,7 @@ class Turn:
                 found, same = seen
                 self._conversation = found  # it goes with this request, whatever becomes of it
         room = uname.window_tokens - max(1, min(ask.max_tokens or uname.window_tokens // 4, uname.window_tokens // 2))
-        made = await words.run(plan, words.model, words.family, ask, found, same, room, uname.block_tokens)
+        made = await self._plan(found, same, room)
         if found is not None and not made.resumed and made.keep < len(found.tokens) // 2:
             gateway.dispose(found)  # little of it is wanted: what is cached of the rest is found by key
             found = self._conversation = None
@@ -151,7 +151,7 @@ class Turn:
             if found is None:
                 raise
             gateway.dispose(found)  # somebody has killed it meanwhile: the prompt is what it is
-            made = await words.run(plan, words.model, words.family, ask, None, False, room, uname.block_tokens)
+            made = await self._plan(None, False, room)
             self._conversation = None
             conversation = self._conversation = await self._new(client)
             await self._append(conversation, made)
@@ -161,13 +161,14 @@ class Turn:
         conversation.exact = not made.trimmed
         return made, grammar
 
+    async def _plan(self, found: Conversation | None, same: bool, room: int) -> Plan:
+        words, ask = self._gateway.words, self._ask
+        given = (words.model, words.family, ask, found, same, room, words.uname.block_tokens)
+        return plan(*given) if ask.tokens else await words.run(plan, *given)  # tokens: no work for another thread
+
     async def _whole(self, made: Plan) -> list[int]:
         """All tokens of a prompt that was to go on in a context which is given up."""
-        words = self._gateway.words
-        uname = words.uname
-        room = uname.window_tokens
-        again = await words.run(plan, words.model, words.family, self._ask, None, False, room, uname.block_tokens)
-        return again.tokens
+        return (await self._plan(None, False, self._gateway.words.uname.window_tokens)).tokens
 
     async def _new(self, client: AsyncClient) -> Conversation:
         gateway, key = self._gateway, self._ask.key
