@@ -82,6 +82,7 @@ class Prefix(NamedTuple):
 
     here: int  # VALID on the log's own compute device
     coming: int  # VALID there or on their way
+    awaited: int  # VALID there, on their way, or being computed by another slot
     stored: int  # VALID on some device
 
 

@@ -372,7 +372,7 @@ class TwinTiers(TwinAdmission):
     def prefix(self, s: int) -> Prefix:
         """How far the slot's log is known, and where it lies.  Only keys are compared: it is a hint."""
         slot = self._slot(s)
-        here = coming = stored = 0
+        here = coming = awaited = stored = 0
         parent = -1
         for key in slot.keys:
             b = self._index.get(key, -1)
@@ -380,15 +380,20 @@ class TwinTiers(TwinAdmission):
                 break
             parent = b
             own = self.copied((b,), 1 << slot.device)[0]
-            if own == 2 and not coming and not stored:
+            f = self._blocks[b].copies[slot.device]
+            frame = self._pools[slot.device].frames[f] if f >= 0 else None
+            computing = frame is not None and frame.state == FILLING and frame.filler not in (s, -1)
+            if own == 2 and not coming and not awaited and not stored:
                 here += 1
-            elif own and not stored:
+            elif own and not awaited and not stored:
                 coming += 1
+            elif (own or computing) and not stored:
+                awaited += 1
             elif 2 in self.copied((b,), -1):
                 stored += 1
             else:
                 break
-        return Prefix(here, coming, stored)
+        return Prefix(here, coming, awaited, stored)
 
     def tail_of(self, s: int) -> tuple[int, int]:
         """(block, tokens before its end) of the saved tail, or (-1, 0)."""

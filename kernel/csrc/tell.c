@@ -84,25 +84,29 @@ int32_t core_log_blocks(Core *core, int32_t s) {
 /* A walk over keys alone: what is told is a hint, so no token is compared. */
 int32_t core_prefix(Core *core, int32_t s) {
     CHECK_SLOT(core, s);
-    TRY(reserve_list(core, 3));
+    TRY(reserve_list(core, 4));
     const Slot *slot = &core->slots[s];
-    int32_t full = blocks_in(core, slot->length), parent = -1, here = 0, coming = 0, stored = 0;
+    int32_t full = blocks_in(core, slot->length), parent = -1, here = 0, coming = 0, awaited = 0, stored = 0;
     for (int32_t i = 0; i < full; i++) {
         if (i + 4 < full) index_prefetch(core, slot->keys[i + 4]);
         int32_t b = index_find(core, slot->keys[i]);
         if (b < 0 || core->blocks[b].parent != parent || core->blocks[b].domain != slot->domain) break;
         parent = b;
         int32_t f = core->blocks[b].copies[slot->device];
-        uint8_t is = f < 0 ? FREE : core->pools[slot->device].frames[f].state;
-        if (is == VALID && !coming && !stored) here++;
-        else if ((is == VALID || is == LOADING) && !stored) coming++;
+        const Frame *frame = f < 0 ? NULL : &core->pools[slot->device].frames[f];
+        uint8_t is = frame ? frame->state : FREE;
+        bool computing = is == FILLING && frame->filler >= 0 && frame->filler != s;
+        if (is == VALID && !coming && !awaited && !stored) here++;
+        else if ((is == VALID || is == LOADING) && !awaited && !stored) coming++;
+        else if ((is == VALID || is == LOADING || computing) && !stored) awaited++;
         else if (fastest(core, b, slot->device) != NO_COPY) stored++;
         else break;
     }
     core->out.list[0] = here;
     core->out.list[1] = coming;
-    core->out.list[2] = stored;
-    return core->out.nlist = 3;
+    core->out.list[2] = awaited;
+    core->out.list[3] = stored;
+    return core->out.nlist = 4;
 }
 
 int32_t core_tail_of(Core *core, int32_t s) {

@@ -54,6 +54,6 @@ def facts(m: Machine, jobs: Sequence[tuple[Context, Job]], looks: bool, attains:
 def _look(m: Machine, context: Context, computed: int) -> tuple[int, int, int, int]:
     """Tokens that are resident, arriving, awaited and stored, each from where the one before ends."""
     size = m.config.block_tokens
-    here, coming, stored = m.core.prefix(context.slot)
+    here, coming, awaited, stored = m.core.prefix(context.slot)
     resident = max(here * size, min(computed, (here + 1) * size))  # a partial block of its own
-    return resident, coming * size, 0, stored * size
+    return resident, coming * size, awaited * size, stored * size

@@ -8,7 +8,9 @@ more than OVERTAKES times before its prompt is computed, but while it waits for 
     Proof.  Suppose X overtakes Y and Y is due.  X was before Y in the order, so X is due too and its place is the earlier
     one: X does not overtake Y.
 
-A job whose prefix a running prefill is about to publish goes behind the others, unless it is due: it could only wait.
+What a running prefill is about to publish counts as found: a job that waits for it takes frames that are shared and none of
+a pass, so nobody is held up by it, and its prefix is in use before it could be evicted.  Putting such jobs behind the others
+was tried and was slower (docs/log.md).
 
 Between groups the order is start-time fair queueing (share.py); a job that is due is due within its group.
 """
@@ -28,8 +30,7 @@ def rank(policy: OrderPolicy, job: Waiting, overtakes: int = OVERTAKES) -> tuple
     """What a line is sorted by."""
     if job.passed >= overtakes:
         return (0, (), job.place)
-    held = bool(job.awaited) and not job.admitted
-    return (2 if held else 1, policy.key(job), job.place)
+    return (1, policy.key(job), job.place)
 
 
 def arranged(policy: OrderPolicy, jobs: Sequence[Waiting], overtakes: int = OVERTAKES) -> list[int]:

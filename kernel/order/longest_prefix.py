@@ -1,7 +1,7 @@
 """The job with most of its prompt in hbm, or on its way there, first: it costs least, and what it uses is not evicted
 before it has used it.  SGLang's cache-aware order (arXiv 2312.07104, section 3.1), which is a depth-first walk of the radix tree.
 
-A job that waits for what a running prefill publishes counts as if it had it, but line.py lets others go before it.
+A job that waits for what a running prefill publishes counts as if it had it.
 
 Bound: that order starves whoever shares nothing; line.py's bound is all that a job has: at most OVERTAKES later jobs.
 """

@@ -22,7 +22,7 @@ from hypothesis.stateful import invariant
 from attnix.kernel.batch import unpack_seqs
 from attnix.kernel.errors import Panic
 from attnix.kernel.params import MAX_DEVICES
-from attnix.kernel.records import LOADING, NO_COPY, PREFILL, VALID, Admit, Prefix
+from attnix.kernel.records import FILLING, LOADING, NO_COPY, PREFILL, VALID, Admit, Prefix
 from attnix.kernel.twin import TwinCore
 
 from .core_machine import CALLS, GARBAGE, ROOTS, CoreMachine, digest
@@ -535,10 +535,17 @@ class TierMachine(CoreMachine):
         blocks = self.cores.log_blocks(s)
         own = self.cores.copied(blocks, 1 << self.twin.slot_device(s))
         any_valid = [state == 2 for state in self.cores.copied(blocks, 255)]
+        device = self.twin.slot_device(s)
+        states, _, _, _, _, fillers = self.twin.frame_table(device)
+        filler = array("i", fillers)
+        frames = [self.twin.copies_of(b)[device] for b in blocks]
+        computed = [f >= 0 and states[f] == FILLING and filler[f] not in (s, -1) for f in frames]
         here = len(list(takewhile(lambda state: state == 2, own)))
         coming = len(list(takewhile(bool, own[here:])))
-        stored = len(list(takewhile(bool, any_valid[here + coming :])))
-        same = found == (here, coming, stored)
+        promised = [bool(a or b) for a, b in zip(own, computed, strict=True)]
+        awaited = len(list(takewhile(bool, promised[here + coming :])))
+        stored = len(list(takewhile(bool, any_valid[here + coming + awaited :])))
+        same = found == (here, coming, awaited, stored)
         assert same or self.twin.counters().collisions, "only broken keys may lead it further than the tokens agree"
 
     def check_residency(self, s: int, where: bytes) -> None:

@@ -67,6 +67,22 @@ def test_what_a_running_prefill_publishes_is_computed_once_and_holds_nobody_up(p
     assert begun[c] < begun[b]
 
 
+@pytest.mark.parametrize("policy", ["longest_prefix", "shortest_prefill"])
+def test_what_a_running_prefill_is_about_to_publish_counts_as_found(policy: str) -> None:
+    """B comes last and has two tokens of its own behind what A has begun to compute: it answers in A's last pass."""
+    system = build(policy)
+    client = system.user()
+    prefix = fresh(1, 64)
+    a = system.ask(client, [*prefix, 101], 1)[1]
+    system.tick()
+    assert (client.conn, a) not in system.token_ns, "A takes several passes"
+    c = system.ask(client, fresh(3, 40), 1)[1]
+    b = system.ask(client, [*prefix, 102, 103], 1)[1]
+    system.run()
+    assert computed(client) == 65 + 2 + 40
+    assert first_ns(system, client, a) == first_ns(system, client, b) < first_ns(system, client, c)
+
+
 # -- the first that does not fit
 
 

@@ -48,9 +48,8 @@ def test_priority_ages_by_a_step_a_second() -> None:
 def test_longest_prefix_counts_what_is_there_comes_or_is_awaited() -> None:
     jobs = (job(1), job(2, resident=64), job(3, resident=32, arriving=64))
     assert served("longest_prefix", *jobs) == [3, 2, 1]
-    # but who waits for what another is about to publish could only wait: the others go before it, whatever they have
-    assert served("longest_prefix", *jobs, job(4, resident=96, awaited=512)) == [3, 2, 1, 4]
-    assert served("longest_prefix", *jobs, job(4, awaited=512, admitted=True)) == [4, 3, 2, 1]
+    assert served("longest_prefix", *jobs, job(4, resident=32, awaited=65)) == [4, 3, 2, 1]
+    assert served("longest_prefix", *jobs, job(4, awaited=64)) == [3, 2, 4, 1]
 
 
 def test_shortest_prefill_and_nice_as_a_factor() -> None:
