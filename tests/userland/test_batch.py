@@ -17,9 +17,10 @@ import pytest
 from attnix.drivers.sim_model import SamplingChoice, reference_tokens
 from attnix.syscalls import AsyncContext, aconnect, connect
 from attnix.syscalls.exceptions import TryAgain
-from attnix.userland.programs.batch import Batch, check_ids, read_prompts
+from attnix.userland.programs.batch import Batch
 from attnix.userland.programs.batch_output import BatchOutput
 from attnix.userland.programs.patience import delay_before
+from attnix.userland.programs.prompts import check_ids, read_prompts
 
 from .conftest import COMMAND, Attnix, Serve
 
