@@ -25,13 +25,25 @@ def test_in_simulation_at_full_size() -> None:
 
 @pytest.mark.e2e
 def test_for_real_on_a_tiny_random_model() -> None:
-    """Here no token stops it: an answer of 6 is 6 tokens in the log, the last of them computed with what follows.  That both
-    sides answer with the same tokens is checked by the study."""
-    flags = ["--real", "--tokens", "400", "--tools", "3", "--result-tokens", "20", "--answer-tokens", "6"]
-    command = [sys.executable, "-m", "attnix.study_loop", *flags]
+    """A tenth of the full size with all ten tools: 80,000 prompt tokens computed again for 500 new ones.
+
+    Here no token stops it: an answer of 30 is 30 tokens in the log, the last of them computed with what follows.  That both
+    sides answer with the same tokens is checked by the study.
+    """
+    tokens, tools, result, answer = 8000, 10, 50, 30
+    flags = ["--real", "--tokens", str(tokens), "--tools", str(tools), "--result-tokens", str(result)]
+    command = [sys.executable, "-m", "attnix.study_loop", *flags, "--answer-tokens", str(answer)]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     ours, theirs = found["sides"]["attnix"], found["sides"]["stateless"]
-    whole = [400 + turn * (20 + 6) for turn in (1, 2, 3)]
-    assert 3 * (1 + 20 + 5) <= ours["after_tools"] <= 3 * (1 + 20 + 5 + 1)
-    assert sum(n + 5 for n in whole) <= theirs["after_tools"] <= sum(n + 5 + 1 for n in whole)
-    assert (ours["requests"], ours["generated_tokens"]) == (theirs["requests"], theirs["generated_tokens"]) == (4, 24)
+    assert found["new_tokens"] == 500
+    whole = [tokens + turn * (result + answer) for turn in range(1, tools + 1)]
+    once = tools * (
+        1 + result + answer - 1
+    )  # the last token of the answer before, the tool's, the answer's but its last
+    assert once <= ours["after_tools"] <= once + tools
+    everything = sum(n + answer - 1 for n in whole)
+    assert everything <= theirs["after_tools"] <= everything + tools
+    generated = (tools + 1) * answer
+    assert (ours["requests"], ours["generated_tokens"]) == (theirs["requests"], theirs["generated_tokens"])
+    assert (ours["requests"], ours["generated_tokens"]) == (tools + 1, generated)
+    assert ours["computed_tokens"] - ours["after_tools"] <= tokens + answer, "the prompt: once"

@@ -17,9 +17,10 @@ import pytest
 from attnix.drivers.sim_model import SamplingChoice, reference_tokens
 from attnix.syscalls import AsyncContext, aconnect, connect
 from attnix.syscalls.exceptions import TryAgain
-from attnix.userland.programs.batch import Batch, check_ids, read_prompts
+from attnix.userland.programs.batch import Batch
 from attnix.userland.programs.batch_output import BatchOutput
 from attnix.userland.programs.patience import delay_before
+from attnix.userland.programs.prompts import check_ids, read_prompts
 
 from .conftest import COMMAND, Attnix, Serve
 
@@ -196,6 +197,31 @@ def test_interrupted_it_can_be_gone_on_with(
     rest = attnix(*words, "--json").json
     assert (rest["skipped"], rest["done"]) == (got, 30 - got)
     assert {name: line["text"] for name, line in read(files[1]).items()} == expected
+
+
+def test_two_thousand_prompts_interrupted_twice(
+    serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None]
+) -> None:
+    """By Ctrl-C and by SIGKILL: every prompt is answered once, and no more is done twice than was at work."""
+    path = serve(frames=600, max_contexts=40)
+    n, window = 2000, 32
+    write(files[0], *({"id": f"p{i}", "prompt": f"{i}"} for i in range(n)))
+    expected = {f"p{i}": answer(f"user:{i};", 2) for i in range(n)}
+    words = ["batch", *map(str, files), "-n", "2", "-w", str(window)]
+    there = 0
+    for signum, wanted in ((signal.SIGINT, 300), (signal.SIGKILL, 800)):
+        process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
+        until(lambda wanted=wanted: files[1].exists() and files[1].read_bytes().count(b"\n") >= wanted, "its answers")
+        process.send_signal(signum)
+        process.communicate(timeout=30)
+        got = len(read(files[1]))
+        assert there < wanted <= got < n
+        there = got
+    rest = attnix(*words, "--json").json
+    assert (rest["lines"], rest["skipped"], rest["done"], rest["errors"]) == (n, there, n - there, 0)
+    assert {name: line["text"] for name, line in read(files[1]).items()} == expected
+    with connect(path) as system:
+        assert 2 * n <= system.vmstat().counters["generated_tokens"] <= 2 * (n + 2 * window)
 
 
 def test_a_daemon_that_goes_away_stops_the_run(

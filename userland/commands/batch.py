@@ -17,8 +17,10 @@ from attnix.syscalls import AttnixError, aconnect
 
 from ..answers import MaxTokensOption, SeedOption, StopOption, TemperatureOption, TopPOption, sampling
 from ..output import CommandError, Interrupted, JsonOption, SocketOption, console, print_json
-from ..programs.batch import WINDOW, BadLine, Batch, BatchStopped, Summary, check_ids, read_prompts
+from ..programs.batch import WINDOW, Batch, Summary
+from ..programs.batch_line import BatchStopped
 from ..programs.batch_output import BatchOutput, OutputError
+from ..programs.prompts import BadLine, check_ids, read_prompts
 
 
 def batch(

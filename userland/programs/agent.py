@@ -6,7 +6,6 @@ long, and decides whether its KV stays in hbm, goes to a slower tier or is dropp
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from attnix.syscalls.exceptions import ConnectionLost, NotFound, StaleHandle, To
 
 from .patience import patiently
 from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, parse, response
-from .tools import Tool, ToolError
+from .tools import Tool
 
 MAX_TURNS: Final = 8
 
@@ -135,7 +134,7 @@ async def _step(context: AsyncContext, tools: dict[str, Tool], said: str) -> Ste
         await patiently(lambda: context.append(messages=[("user", response(result))]))
         return Step(said, None, result, True, 0)
     wait = await patiently(lambda: context.wait_tool(tool.name, eta=tool.eta_s, deadline=tool.time_limit_s))
-    result, failed = await _work(tool, call)
+    result, failed = await tool.answer(call.arguments)
     answer = [("user", response(result))]
     try:
         resumed = await patiently(lambda: context.resume(messages=answer, wait=wait.wait))
@@ -143,16 +142,3 @@ async def _step(context: AsyncContext, tools: dict[str, Tool], said: str) -> Ste
         await patiently(lambda: context.append(messages=answer))
         return Step(said, call, result, True, 0)
     return Step(said, call, result, failed, resumed.waited_ms)
-
-
-async def _work(tool: Tool, call: ToolCall) -> tuple[str, bool]:
-    """What to tell the model, and whether that is an error."""
-    try:
-        async with asyncio.timeout(tool.time_limit_s):
-            return await tool.call(call.arguments), False
-    except TimeoutError:
-        return f"error: {tool.name} did not answer within {tool.time_limit_s:g} s and was stopped", True
-    except ToolError as error:
-        return f"error: {error}", True
-    except Exception as error:  # a fault of the tool's own: the conversation must not end with it
-        return f"error: {tool.name} failed: {type(error).__name__}: {error}", True

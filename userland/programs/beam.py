@@ -1,8 +1,8 @@
-"""Beam search, over fork, forward, append and release.
+"""Beam search, over fork, forward and release.
 
-A beam is a context.  Each step asks every beam for its likeliest next tokens (`forward`), ranks all continuations by their
-log-probability, forks the beams that have several good ones and releases those that have none: no KV is copied or computed
-twice.  What ends a beam, when the search stops and how lengths are weighed is as in transformers' `generate`
+A beam is a context.  Each step asks every beam for its likeliest next tokens (`forward`, which appends the beam's last one in
+the same pass), ranks all continuations by their log-probability, forks the beams that have several good ones and releases
+those that have none: no KV is copied or computed twice.  What ends a beam, when the search stops and how lengths are weighed is as in transformers' `generate`
 (`num_beams`, `length_penalty`, `early_stopping`; version 5), whose results it gives (tests/model/test_beam_search.py).
 """
 
@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from attnix.syscalls import Context
-from attnix.syscalls.client import as_pairs
+from attnix.syscalls.client import as_bytes, as_pairs
 from attnix.syscalls.records import unpack_ids
 from attnix.syscalls.types import MAX_LOGPROBS, ForwardArgs, ForwardResult
 
+from .at_once import together
 from .child import child_of
 
 EarlyStopping: TypeAlias = Literal[True, False, "never"]
@@ -35,6 +36,8 @@ class Hypothesis(NamedTuple):
 
 
 class _Beam(NamedTuple):
+    """context: with its tokens, but for the last one"""
+
     context: Context
     tokens: tuple[int, ...]
     logprob: float
@@ -102,11 +105,12 @@ def beam_search(
 
 def _likeliest(beams: Sequence[_Beam], n: int) -> list[_Step]:
     """The n likeliest continuations of all beams.  Asked for in one go, so that they share a pass of the model."""
-    asked = [b.context.client.submit("forward", ForwardArgs(b.context.handle, n), ForwardResult) for b in beams]
+    asked = [ForwardArgs(b.context.handle, n, tokens=as_bytes(b.tokens[-1:])) for b in beams]
+    answers = together(beams[0].context.client, "forward", asked, ForwardResult)
     steps = [
         _Step(beam, token, beam.logprob + logprob)
-        for beam, answer in zip(beams, asked, strict=True)
-        for token, logprob in as_pairs(answer.result())
+        for beam, answer in zip(beams, answers, strict=True)
+        for token, logprob in as_pairs(answer)
     ]
     return sorted(steps, key=lambda step: -step.logprob)[:n]
 
@@ -137,6 +141,5 @@ def _advance(beams: Sequence[_Beam], steps: Sequence[_Step]) -> list[_Beam]:
             continue
         contexts = [*(beam.context.fork(len(mine) - 1) if len(mine) > 1 else ()), beam.context]
         for step, context in zip(mine, contexts, strict=True):
-            context.append(tokens=[step.token])
             after.append(_Beam(context, (*beam.tokens, step.token), step.logprob))
     return sorted(after, key=lambda beam: -beam.logprob)

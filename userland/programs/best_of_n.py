@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Unpack
 
 from attnix.syscalls import Context
-from attnix.syscalls.client import GenerateOptions
 
+from .choice import SamplingOptions
 from .samples import Sample, draw
 
 
@@ -29,7 +29,7 @@ def best_of_n(
     max_tokens: int = 256,
     *,
     score: Callable[[Sample], float] = mean_logprob,
-    **options: Unpack[GenerateOptions],
+    **options: Unpack[SamplingOptions],
 ) -> list[Ranked]:
     """`n` answers to what `context` holds, the best first; of equal scores the earlier drawn.
 

@@ -9,23 +9,17 @@ with attnix.connect() as system:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from typing import Final, NamedTuple, Unpack
+from contextlib import suppress
+from typing import Final, Unpack
 
 from attnix.syscalls import Client, Context, Stream, SyscallError
 from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import NotFound, TooBig
 
+from .turns import Turn, context_of, newest, shortened
+
 MAX_TOKENS: Final = 512
 _ROOM: Final = 4  # an answer should find a window's 1/_ROOM free, or max_tokens if that is less
-
-
-class Turn(NamedTuple):
-    """A question and, once it has come, its answer.  start: tokens before it."""
-
-    start: int
-    question: str
-    answer: str = ""
 
 
 class Chat:
@@ -58,7 +52,7 @@ class Chat:
         if context is None and name:
             context = self._reopen()
         self._opaque = context is not None and not turns  # it holds what this program has not seen
-        self.context = context or self._begin([])
+        self.context = context or self._begin()
 
     @property
     def reopened(self) -> bool:
@@ -80,7 +74,7 @@ class Chat:
             start = self._make_room(text, start)
         else:
             crowded = self._window - length < min(max_tokens, self._window // _ROOM)
-            if crowded and (self._opaque or self._newest(start) > 0):
+            if crowded and (self._opaque or newest(self.turns, start, self._window // 2) > 0):
                 self.context.truncate(start)
                 start = self._make_room(text, start)
         self.turns.append(Turn(start, text))
@@ -108,7 +102,7 @@ class Chat:
 
     def start_over(self) -> None:
         """Forget all that was said.  A name goes on to the new conversation."""
-        self._go_on_in(self._begin([]), [])
+        self._go_on_in(self._begin(), [])
 
     def close(self) -> None:
         """Give the context back; a named one is there for the next program."""
@@ -139,44 +133,17 @@ class Chat:
         except SyscallError:
             self.context.truncate(turn.start)
 
-    def _newest(self, length: int) -> int:
-        """The first of the newest turns that together have at most half a window, in a context of `length`."""
-        first = len(self.turns)
-        while first and length - self.turns[first - 1].start <= self._window // 2:
-            first -= 1
-        return first
-
     def _make_room(self, text: str, length: int) -> int:
         """Go on in a context with the newest turns and `text`; tokens before that.  Error: TooBig."""
-        first = self._newest(length)
-        while True:
-            turns: list[Turn] = []
-            try:
-                context = self._begin(self.turns[first:], turns, text)
-                break
-            except TooBig:
-                if first == len(self.turns):
-                    raise
-                first = len(self.turns)
-        self.dropped += first
+        kept = self.turns[newest(self.turns, length, self._window // 2) :]
+        context, turns = shortened(self.system, self._system_prompt, kept, text, self.name)
         last = turns.pop()
+        self.dropped += len(self.turns) - len(turns)
         self._go_on_in(context, turns)
         return last.start
 
-    def _begin(self, turns: Sequence[Turn], placed: list[Turn] | None = None, text: str | None = None) -> Context:
-        """A context with these turns and, if given, `text`, under this conversation's name; `placed` gets where each starts."""
-        with ExitStack() as undo:
-            context = undo.enter_context(self.system.alloc_context())
-            at = context.append(messages=[("system", self._system_prompt)]).tokens if self._system_prompt else 0
-            for turn in (*turns, *([Turn(0, text)] if text is not None else [])):
-                if placed is not None:
-                    placed.append(turn._replace(start=at))
-                said = [("user", turn.question), *([("assistant", turn.answer)] if turn.answer else [])]
-                at = context.append(messages=said).tokens
-            if self.name:
-                context.publish(self.name, replace=True)
-            undo.pop_all()
-        return context
+    def _begin(self) -> Context:
+        return context_of(self.system, self._system_prompt, (), self.name)[0]
 
     def _go_on_in(self, context: Context, turns: list[Turn]) -> None:
         self.context.release()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar, Unpack
 
 from attnix.syscalls import Context
-from attnix.syscalls.client import GenerateOptions
 
+from .choice import SamplingOptions
 from .samples import Sample, draw
 
 A = TypeVar("A")
@@ -41,7 +41,7 @@ def self_consistency(
     extract: Callable[[str], A | None],
     n: int = 5,
     max_tokens: int = 256,
-    **options: Unpack[GenerateOptions],
+    **options: Unpack[SamplingOptions],
 ) -> Vote[A]:
     """Let `n` forks of `context` answer, and take the answer that most of them give; of equal votes the one seen first.
 

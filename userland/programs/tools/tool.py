@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,3 +40,15 @@ class Tool(NamedTuple):
         return await self.run(
             **{name: value if isinstance(value, str) else str(value) for name, value in arguments.items()}
         )
+
+    async def answer(self, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """What to tell the model, and whether that is an error.  Whatever the tool does wrong is told and raises nothing."""
+        try:
+            async with asyncio.timeout(self.time_limit_s):
+                return await self.call(arguments), False
+        except TimeoutError:
+            return f"error: {self.name} did not answer within {self.time_limit_s:g} s and was stopped", True
+        except ToolError as error:
+            return f"error: {error}", True
+        except Exception as error:  # a fault of the tool's own: the conversation must not end with it
+            return f"error: {self.name} failed: {type(error).__name__}: {error}", True
