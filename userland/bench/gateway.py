@@ -2,8 +2,9 @@
 
 Batches of streamed generations, the same number of the same length, in turns through `attnix serve` and straight over the
 socket, on one daemon with the real model.  Both clients are one asyncio process that only reads: over the socket the
-asynchronous client, over HTTP a connection per stream and a line per event.  Prompts are token ids, new ones each turn, so
-nothing is found in a cache.  Measured per turn: the median time to the first token, and tokens per second of the batch.
+asynchronous client, over HTTP a connection per stream whose events it counts and does not decode.  Prompts are token ids, new
+ones each turn, so nothing is found in a cache.  Measured per turn: the median time to the first token, and tokens per second of
+the batch.
 """
 
 from __future__ import annotations
