@@ -39,7 +39,8 @@ def top(
 ) -> None:
     """Show processes by what they use, with tokens per second, hit rates per tier and pressure, live.
 
-    A tier's hit rate is its share of all blocks that admissions looked for; with the blocks that were computed, the shares add up to 100%.
+    A tier's hit rate is its share of all blocks that admissions looked for, in the last ten looks; with the blocks that were computed,
+    the shares add up to 100%.  Text tells them since boot.
 
     Keys: t k p n a i sort by tokens/s, KV, PSS, tokens, age, pid; arrows choose a process, x ends it, z stops it and lets it go on,
     + and - make it nicer or less nice, q leaves.  With --once, --json, --from or without a terminal: text, once.

@@ -64,8 +64,8 @@ export function draw(state) {
   const said = (tile, value, more) => { tile.value.textContent = value; tile.more.textContent = more; };
   said(tokens, now ? count(rate("computed_tokens")) : "–", now ? `${count(rate("generated_tokens"))}/s generated` : "");
   const recent = now ? hits(first, now) : null, looked = recent ?? (now ? hits(BOOT, now) : null);
-  const where = looked && hbm.length < state.tiers.length ? `${percent(looked.hbm)} hbm, ${percent(looked.below)} below; ` : "";
-  said(prefix, looked ? percent(looked.found) : "–", where + (recent ? "2 min" : "since boot"));
+  const where = looked && hbm.length < state.tiers.length ? `${percent(looked.hbm)} hbm, ${percent(looked.below)} below` : "";
+  said(prefix, looked ? percent(looked.found) : "–", where || (recent ? "of blocks, 2 min" : "since boot"));
   const rows = state.processes.flatMap((row) => row.contexts), waits = rows.filter((row) => row.state === "tool_wait").length;
   const running = rows.filter((row) => row.state === "running" || row.state === "prefill").length;
   const queued = rows.filter((row) => row.state === "waiting").length;
