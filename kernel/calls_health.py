@@ -18,9 +18,9 @@ class SampleRow(NamedTuple):
     compute_ns: int  # that passes took
     again_tokens: int  # lost by contexts that ran, and brought back
     preemptions: int  # of contexts that ran
-    fault_blocks: int  # loaded from slower tiers
-    hit_blocks: int  # full blocks that admissions found in hbm ...
-    missed_blocks: int  # ... and that they did not
+    fault_blocks: int  # that admissions found in slower tiers ...
+    hit_blocks: int  # ... and in hbm, full ones ...
+    missed_blocks: int  # ... and that they had computed; these three are all that were looked for
     some_ns: int  # some context with work waited for frames
     full_ns: int  # and no device did anything
     late_ns: int  # that transfers took longer than their devices did at first

@@ -18,6 +18,7 @@ and tried again when a transfer ends.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -221,6 +222,8 @@ class Pager:
         if loads:
             self._m.count("faults")
             self._m.count("fault_blocks", result.loads)
+            for device, blocks in Counter(loads[1::4]).items():
+                self._m.count(f"found_blocks_{self._m.devices[device].tier}", blocks)
             if len(self._m.schedulers) < len(self._m.devices):
                 names = sorted({self._m.devices[loads[k + 1]].name for k in range(0, len(loads), 4)})
                 self._m.tiers.decide(

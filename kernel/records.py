@@ -96,8 +96,8 @@ class Account(NamedTuple):
 
 
 class Counters(NamedTuple):
-    lookup_hits: int  # full blocks that an admission found in the index
-    lookup_misses: int  # full blocks that a successful admission did not find and gave a frame
+    lookup_hits: int  # full blocks that an admission found on its own device
+    lookup_misses: int  # full blocks that a successful admission gave a frame to compute; the others it loads
     evictions: int
     collisions: int  # equal keys, unequal content: the key function is broken
     cow_copies: int

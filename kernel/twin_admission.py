@@ -87,7 +87,10 @@ class TwinAdmission(TwinMapping):
         self._misses += len(slot.keys) - tail - len(chain)
         first = tail + hits
         for b in chain[hits:]:
-            self._bring(s, first, b, sources if first >= first_load else 0)
+            present = self._blocks[b].copies[slot.device] >= 0
+            loaded = self._bring(s, first, b, sources if first >= first_load else 0)
+            self._hits += present
+            self._misses += not (present or loaded)  # known, and computed all the same
             first += 1
         if not keeps_tail:
             first += self._resume(s, first, sources, partial_tokens)
@@ -109,8 +112,8 @@ class TwinAdmission(TwinMapping):
         """Blocks that the last admission found on its own device."""
         return self._hit_blocks[:]
 
-    def _bring(self, s: int, i: int, b: int, sources: int) -> None:
-        """Map known block b, which has no copy on this device, into a new frame of it: to be loaded, or computed by s."""
+    def _bring(self, s: int, i: int, b: int, sources: int) -> bool:
+        """Map known block b, which has no copy on this device, into a new frame of it: to be loaded (True), or computed by s."""
         slot = self._slots[s]
         pool = self._pools[slot.device]
         block = self._blocks[b]
@@ -119,12 +122,12 @@ class TwinAdmission(TwinMapping):
         if f >= 0:  # here, though a block before it is not
             self._take(pool, f)
             self._map(s, i, f, self.block_tokens)
-            return
+            return False
         f = self._alloc_copy(pool, b, slot.group)
         pool.frames[f].refs = 1
         pool.frames[f].filler = s
         self._map(s, i, f, self.block_tokens)
-        self._load_from(b, sources, pool, f)
+        return self._load_from(b, sources, pool, f)
 
     def _load_from(self, b: int, sources: int, pool: PoolState, f: int) -> bool:
         """Make frame f wait for a copy of block b from the first device of `sources` that has one."""

@@ -425,8 +425,13 @@ int32_t core_admit(Core *core, int32_t s, int32_t reserve, int32_t sources, int3
     if (fresh > pool->nfree) return admitted(&core->out, STATUS_EVICT, fresh - pool->nfree, hits, 0);
     core->n_misses += blocks_in(core, slot->length) - tail - nchain;
     int32_t first = tail + hits;
-    for (int32_t k = hits; k < nchain; k++, first++)
-        TRY(bring(core, s, first, core->hits[k], first >= first_load ? sources : 0));
+    for (int32_t k = hits; k < nchain; k++, first++) {
+        bool here = core->blocks[core->hits[k]].copies[slot->device] >= 0;
+        int32_t loads = bring(core, s, first, core->hits[k], first >= first_load ? sources : 0);
+        TRY(loads);
+        if (here) core->n_hits++;
+        else if (!loads) core->n_misses++; /* known, and computed all the same */
+    }
     if (!keeps_tail) {
         int32_t more = resume(core, s, first, sources, partial);
         TRY(more);

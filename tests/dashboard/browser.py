@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,10 @@ from typing import Any, Final
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from ..gateway.rig import DEADLINE_S
 
 LAPTOP: Final = (1366, 768)
 _FLAGS: Final = (
@@ -62,3 +66,11 @@ def scheme(driver: webdriver.Chrome, dark: bool) -> None:
 def tell(driver: webdriver.Chrome, command: str, **arguments: Any) -> Any:
     """A command of the DevTools protocol."""
     return driver.execute_cdp_cmd(command, arguments)
+
+
+def until(driver: webdriver.Chrome, holds: Callable[[], Any], seconds: float = DEADLINE_S) -> None:
+    WebDriverWait(driver, seconds, 0.1).until(lambda _: holds())
+
+
+def text(driver: webdriver.Chrome, selector: str) -> str:
+    return driver.find_element(By.CSS_SELECTOR, selector).text

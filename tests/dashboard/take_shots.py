@@ -31,6 +31,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 CLI: Final = [sys.executable, "-m", "attnix.userland.cli"]
 WATCHED_S: Final = 45  # so that rates and timelines have something to show
 TOP_LOOKS: Final = 24
+TOP_BUSY: Final = 5  # processes with tokens in the look that is shown
 FIRST_BLOCK: Final = """const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
 canvas.dispatchEvent(new MouseEvent("click", {bubbles: true, clientX: box.left + 4, clientY: box.top + 4}));"""
 TOP_SIZE: Final = (118, 34)  # columns and rows
@@ -85,6 +86,8 @@ def top(socket: str, chrome: Chrome, folder: Path, directory: Path) -> None:
             async with app.run_test(size=TOP_SIZE) as pilot:
                 for _ in range(TOP_LOOKS):
                     await pilot.pause(1.0)
+                while app.seen is not None and sum(n > 0 for n in app.seen.tokens_s.values()) < TOP_BUSY:
+                    await pilot.pause(1.0)  # the machine was busy elsewhere in that second
                 return app.export_screenshot(title="attnix top")
 
     svg = re.sub(r"@font-face\s*\{[^}]*\}", "", asyncio.run(watched()))  # they would be fetched from elsewhere

@@ -1,12 +1,11 @@
-"""The dashboard in a browser, in front of a daemon that does the demo's work."""
+"""The dashboard in a browser, in front of a simulated machine that does the demo's work: what is where, and what keys and clicks do."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,6 @@ import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
 from attnix.syscalls import aconnect
 from attnix.userland.demo.story import AGENTS
@@ -23,6 +21,7 @@ from attnix.userland.demo.work import work_shared
 
 from ..gateway.rig import DEADLINE_S, Daemon, Served
 from . import browser as b
+from .browser import text, until
 
 pytestmark = pytest.mark.e2e
 AGENTS_SEEN: Final = AGENTS[:5]
@@ -59,16 +58,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert started.daemon.process.stop() == 0
 
 
-@pytest.fixture(scope="module")
-def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    if b.missing():
-        pytest.skip(b.missing())
-    profile = tmp_path_factory.mktemp("chromium")
-    with b.browser(profile) as driver:
-        yield driver
-    shutil.rmtree(profile, ignore_errors=True)
-
-
 @pytest.fixture
 def page(chrome: Chrome, served: Served) -> Chrome:
     """It has drawn what there is."""
@@ -76,14 +65,6 @@ def page(chrome: Chrome, served: Served) -> Chrome:
     until(chrome, lambda: len(chrome.find_elements(By.CSS_SELECTOR, "#process-rows tr")) >= len(AGENTS_SEEN))
     until(chrome, lambda: text(chrome, "#live-text") == "live")
     return chrome
-
-
-def until(chrome: Chrome, holds: Callable[[], Any]) -> None:
-    WebDriverWait(chrome, DEADLINE_S, 0.1).until(lambda _: holds())
-
-
-def text(chrome: Chrome, selector: str) -> str:
-    return chrome.find_element(By.CSS_SELECTOR, selector).text
 
 
 def shows(chrome: Chrome, words: str) -> bool:
@@ -97,31 +78,6 @@ def press(chrome: Chrome, *keys: str) -> None:
 
 def focused(chrome: Chrome, script: str) -> Any:
     return chrome.execute_script(f"const e = document.activeElement; return {script}")
-
-
-def rows_of(chrome: Chrome) -> dict[int, list[str]]:
-    """Of the table, by pid, in one look: it is drawn anew every second."""
-    script = """return [...document.querySelectorAll("#process-rows tr")].map(
-        (row) => [...row.cells].map((cell) => cell.innerText.replace(/^.\\n?(?=.)/, (first) => cell.querySelector(".swatch") ? "" : first)))"""
-    rows: list[list[str]] = chrome.execute_script(script)
-    return {int(cells[0]): cells for cells in rows}
-
-
-def test_the_numbers_are_those_of_attnix_ps(page: Chrome, served: Served) -> None:
-    with served.daemon.client() as system:
-        processes = [row for row in system.ps().processes if row.name != "inspector"]
-        tier = system.tiers().tiers[0]
-    until(page, lambda: set(rows_of(page)) == {row.pid for row in processes})
-    shown = rows_of(page)
-    names = {row.name for row in processes}
-    assert {agent.name for agent in AGENTS_SEEN} | {"demo", "gateway"} <= names
-    for row in processes:
-        pid, name, _, contexts, tokens, _, _ = shown[row.pid]
-        assert (int(pid), name.strip(), int(contexts)) == (row.pid, row.name or "-", len(row.contexts))
-        assert int(tokens.replace(",", "")) == row.tokens
-    mapped = tier.capacity_frames - tier.free_frames - tier.reclaimable_frames
-    assert f"{mapped} mapped, {tier.reclaimable_frames} cache, {tier.free_frames} free" in text(page, ".tier p")
-    assert text(page, "#value-used") == f"{100 * mapped / tier.capacity_frames:.0f}%"
 
 
 def test_forks_stand_under_what_they_were_forked_from(page: Chrome) -> None:

@@ -542,3 +542,25 @@ def test_a_log_that_is_cut_before_its_tail_loses_it(kind: Kind) -> None:
     bench.land()
     assert bench.core.advance(a) == (4, 3, -1)
     bench.sound()
+
+
+def test_every_block_looked_for_is_a_hit_a_load_or_a_miss(kind: Kind) -> None:
+    """b0, b1 and b2 are below.  Computing b0 and loading the others: one miss, two loads.  Who comes later finds all three here."""
+    bench = Bench(kind, 6, 6)
+    a = bench.open(*range(12))
+    bench.compute(a)
+    bench.swap_out(a)
+    before = bench.core.counters()
+    assert (before.lookup_hits, before.lookup_misses) == (0, 3)
+    b = bench.open(*range(12), sources=ALL, first_load=1)
+    assert len(bench.flying) == 2
+    after = bench.core.counters()
+    assert (after.lookup_hits, after.lookup_misses) == (0, 4)
+    c = bench.open(*range(12), sources=ALL)
+    assert len(bench.flying) == 2
+    last = bench.core.counters()
+    assert (last.lookup_hits, last.lookup_misses) == (3, 4)
+    bench.land()
+    bench.core.close_slot(b)
+    bench.core.close_slot(c)
+    bench.sound()

@@ -1,7 +1,8 @@
 """Ten-turn tool-calling loops of official clients and agent frameworks, unchanged, against a real gateway and daemon.
 
 What the model says is scripted: ten tool calls, then an answer.  Shown of each loop: every call reaches its tool, the context
-is in TOOL_WAIT while the tool works, and each turn computes its new tokens and at most one block of what was there before.
+is in TOOL_WAIT while the tool works (once `attnix ps` itself is asked), and each turn computes its new tokens and at most one
+block of what was there before.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 from typing import Any
 
 import agents
@@ -19,9 +22,10 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from attnix.syscalls import Client
+from attnix.syscalls.types import ContextRow
 
 from .conftest import Gateway
-from .rig import BLOCK, Served, calls, says
+from .rig import BLOCK, Served, calls, environment, says
 
 TURNS = 10
 SCRIPTS = [says(calls("weather", city=f"city {n}")) for n in range(TURNS)] + [says("It rains everywhere.")]
@@ -35,25 +39,44 @@ def states(client: Client) -> list[str]:
 
 
 class Tool:
-    """The tool of every loop: notes what `ps` says while it works."""
+    """The tool of every loop: notes what `ps` says while it works, and once what `attnix ps` shows."""
 
     def __init__(self, served: Served) -> None:
         self.asked: list[str] = []
         self.states: list[list[str]] = []
+        self.turns: list[ContextRow] = []  # the context when each turn had ended
+        self.shown: list[list[str]] = []  # words of a line each
         self._client = served.daemon.client()
+        self._ps = [sys.executable, "-m", "attnix.userland.cli", "ps", "--socket", served.daemon.socket]
 
     def weather(self, city: str) -> str:
         self.asked.append(city)
         self.states.append(states(self._client))
+        self.turns.append(self._context())
+        if len(self.asked) == TURNS:
+            said = subprocess.run(self._ps, capture_output=True, text=True, env=environment(), check=True)
+            self.shown = [line.split() for line in said.stdout.splitlines()]
         return f"rain in {city}"
 
     def check(self) -> None:
         assert self.asked == [f"city {n}" for n in range(TURNS)]
         assert self.states == [["tool_wait"]] * TURNS
-        rows = [c for p in self._client.ps().processes for c in p.contexts]
-        assert len(rows) == 1, "one context from the first turn to the last"
-        assert rows[0].usage.computed_tokens <= rows[0].tokens + TURNS * BLOCK, "at most one block per turn twice"
+        assert self.shown[0][:4] == ["PID", "GROUP", "NAME", "STATE"] and self.shown[0][-2:] == ["TOOL", "UNTIL"]
+        assert [
+            (words[2:4], "weather" in words) for words in self.shown[1:] if words[2] not in ("gateway", "inspector")
+        ] == [(["local", "tool_wait"], True)]
+        self.turns.append(self._context())
+        assert len({row.cid for row in self.turns}) == 1, "one context from the first turn to the last"
+        for before, after in itertools.pairwise(self.turns):
+            computed = after.usage.computed_tokens - before.usage.computed_tokens
+            assert computed <= after.tokens - before.tokens + BLOCK, (
+                "at most one block of what was there is computed again"
+            )
         self._client.close()
+
+    def _context(self) -> ContextRow:
+        (row,) = [c for p in self._client.ps().processes for c in p.contexts]
+        return row
 
 
 def test_openai(gateway: Gateway) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,13 @@ def system(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         daemon.stop()
 
 
+# What the quick start's two programs print, as the clients write their answers: text, why it ended, tokens of it.
+ANSWERS = (
+    (r"Message\(content=(['\"]).+?\1, ", r"finish_reason='(length|stop)'", r"\bcompletion_tokens=(\d+)"),
+    (r"TextBlock\(.*\btext=(['\"]).+?\1, ", r"stop_reason='(max_tokens|end_turn)'", r"\boutput_tokens=(\d+)"),
+)
+
+
 def test_ten_enforced_tool_calls_one_of_which_returns_from_dram(system: tuple[str, str]) -> None:
     url, socket = system
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=DEADLINE_S * 4)
@@ -117,11 +125,11 @@ def test_json_by_a_schema(system: tuple[str, str]) -> None:
 
 
 def test_the_quick_start_of_the_docs(system: tuple[str, str]) -> None:
-    """Its Python, as it stands there, with this gateway's address."""
+    """Its Python, as it stands there, with this gateway's address: both print a whole answer of at most 40 tokens."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "gateway.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     assert len(blocks) == 2
-    for block in blocks:
+    for block, (text, ended, spent) in zip(blocks, ANSWERS, strict=True):
         script = block.replace("http://127.0.0.1:8000", system[0])
         said = subprocess.run(
             [sys.executable, "-W", "error", "-c", script],
@@ -130,4 +138,7 @@ def test_the_quick_start_of_the_docs(system: tuple[str, str]) -> None:
             env=environment() | dict(os.environ),
             timeout=DEADLINE_S * 4,
         )
-        assert said.returncode == 0 and "finish_reason" in said.stdout + "finish_reason" and said.stdout, said.stderr
+        assert said.returncode == 0, said.stderr
+        assert re.search(text, said.stdout) and re.search(ended, said.stdout), said.stdout
+        tokens = re.search(spent, said.stdout)
+        assert tokens and 0 < int(tokens[1]) <= 40, said.stdout

@@ -190,6 +190,34 @@ def test_hit_tokens_are_told_per_tier(core: CoreMaker) -> None:
     assert usage.nvme_tokens >= 8
 
 
+@CORES
+def test_hits_of_all_tiers_are_shares_of_one_number(core: CoreMaker) -> None:
+    """By hand, in blocks of 4 tokens, of prompts that go on with a last token of their own.  24 tokens, of which two blocks are in
+    hbm, two in dram and two in nvme: six blocks looked for, two found in each.  Eight tokens that nobody knows: none of two."""
+    system = SimulatedSystem(frames=14, dram=14, nvme=14, core=core, window_tokens=128)
+    client = system.connect()
+    log = prompt(6, 24)
+    for tier, tokens in (("nvme", 24), ("dram", 16), ("hbm", 8)):
+        ctx = settled(client, log[:tokens])
+        if tier != "hbm":
+            client.call("demote", ctx, tier)
+            client.call("release", ctx)
+    names = ("lookup_hits", "found_blocks_dram", "found_blocks_nvme", "lookup_misses")
+
+    def grown(tokens: list[int]) -> list[int]:
+        before = client.call("vmstat").counters
+        assert said(client, begin(client, tokens), 1) == reference_tokens(tokens, 1)
+        now = client.call("vmstat").counters
+        return [now.get(name, 0) - before.get(name, 0) for name in names]
+
+    assert grown([*log, 3]) == [2, 2, 2, 0]
+    assert grown([*prompt(7, 8), 3]) == [0, 0, 0, 2]
+    last = client.call("health").samples[-1]
+    counters = client.call("vmstat").counters
+    assert last.fault_blocks == counters["found_blocks_dram"] + counters["found_blocks_nvme"]
+    assert (last.hit_blocks, last.missed_blocks) == (counters["lookup_hits"], counters["lookup_misses"])
+
+
 # -- when things are written down -------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,30 @@ def test_request_ids_in_front_are_told_with_status_1(attnix: Attnix, serve: Serv
     assert people.status == 1
     assert people.out.splitlines()[0].startswith("1 finding, the worst first")
     assert "-> Put what changes" in people.out
+
+
+def test_a_dump_tells_what_was_wrong_when_the_system_is_gone(attnix: Attnix, serve: Serve, tmp_path: Path) -> None:
+    """The ids again, and a tool whose caller is always wrong about it.  Without --text nobody knows what prompts began with."""
+    socket = serve(frames=200, window_tokens=1024)
+    ask(socket, [f"[request {number:04d}] {PROMPT}Question {number}?" for number in range(5)])
+    with connect(socket) as system:
+        context = system.alloc_context()
+        context.append(text="weather?")
+        context.generate(max_tokens=1)
+        for _ in range(8):
+            context.resume(text="!", wait=context.wait_tool("weather", eta=60.0).wait)
+    whole, bare = str(tmp_path / "whole.json"), str(tmp_path / "bare.json")
+    live = attnix("doctor", "--json")
+    assert attnix("dump", "--text", whole).status == attnix("dump", bare).status == 0
+    assert attnix("shutdown").status == 0
+    said = attnix("doctor", "--json", "--from", whole)
+    assert (said.status, said.err) == (1, "")
+    assert [finding["name"] for finding in said.json["findings"]] == ["heads", "eta"]
+    assert said.json["findings"] == live.json["findings"]
+    common = " ".join(map(str, b"[request 000"))  # a token is a byte
+    assert attnix("doctor", "--from", whole).out.count(f": {common} »") == 2, "the two heads, side by side"
+    said = attnix("doctor", "--json", "--from", bare)
+    assert (said.status, [finding["name"] for finding in said.json["findings"]]) == (1, ["eta"])
 
 
 def test_the_same_with_the_id_at_the_end_is_healthy(attnix: Attnix, serve: Serve) -> None:

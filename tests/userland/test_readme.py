@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -118,6 +119,26 @@ def test_its_commands_exist(attnix: Attnix) -> None:
         words = line.split()
         offered = attnix(words[0], "--help").out
         assert all(word in offered for word in words if word.startswith("--")), line
+
+
+def test_all_commands_take_json_but_those_it_names() -> None:
+    named = re.search(r"all\nbut `(\w+)` and `(\w+)` take `--json` \(`(\w+)` with a FILE\)", README.read_text())
+    assert named
+
+    def without(command: Any, name: str) -> list[str]:
+        inner = getattr(command, "commands", None)
+        if inner is not None:
+            return [found for word, each in inner.items() for found in without(each, f"{name} {word}".strip())]
+        return [] if any("--json" in parameter.opts for parameter in command.params) else [name]
+
+    lacking = without(cli.command(), "")  # the benches' options are those of their own processes
+    assert {name for name in lacking if not name.startswith("bench ")} == set(named.groups())
+
+
+def test_the_tests_it_names_are_there() -> None:
+    named = set(re.findall(r"`(tests/[\w./-]+)`", README.read_text()))
+    assert {"tests/gateway/test_agents.py", "tests/dashboard/", "tests/userland/test_doctor.py"} <= named
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_its_tree_is_the_tree() -> None:

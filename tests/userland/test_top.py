@@ -45,7 +45,15 @@ async def test_it_shows_sorts_and_acts(serve: Serve) -> None:
             assert app.chosen() == large.pid, "the cursor stays with its process"
             assert list(app.query_one("#tokens", Sparkline).data or ())[-1] > 0
             assert "hbm0" in str(app.query_one("#summary", Static).render())
-            assert str(app.query_one("#hits_hbm_label", Label).render()).startswith("hits in hbm")
+            with connect(
+                path, name="again"
+            ) as again:  # ten full blocks of `large` are found, its eleventh was not, nor are four more
+                other = again.alloc_context()
+                other.append(tokens=[*range(40), *range(100, 116)])
+                other.forward(1)
+                app.refresh_now()
+                app.refresh_now()  # a look in which nobody looks for anything changes nothing
+            assert str(app.query_one("#hits_hbm_label", Label).render()) == "hits in hbm 67%", "10 of 15"
             await pilot.press("plus")
             assert holder.ps(large.pid).processes[0].nice == 4 and f"pid {large.pid}: nice 4" in said(app)
             await pilot.press("minus", "minus")

@@ -406,13 +406,19 @@ def _packed(pairs: list[tuple[int, float]]) -> tuple[bytes, bytes]:
 
 
 def _spent(usage: Usage, made: Plan, start: int, replies: list[Reply]) -> Spent:
-    """Where the prompt's tokens came from.  What its own context held counts as found, unless it had to be computed again."""
+    """Where the prompt's tokens came from.  What its own context held counts as found, unless it had to be computed again.
+
+    A token that was loaded more than once, since the context was preempted, counts once: what the tiers had and what was computed
+    adds up to the prompt.
+    """
     held = made.keep if made.keep else usage.hit_tokens
     cached = max(0, min(start - 1, held - usage.recomputed_tokens if made.keep else held))
-    below = min(cached, usage.dram_tokens + usage.nvme_tokens + usage.remote_tokens)
+    dram = min(cached, usage.dram_tokens)
+    nvme = min(cached - dram, usage.nvme_tokens)
+    remote = min(cached - dram - nvme, usage.remote_tokens)
     return Spent(
-        prompt=start, completion=sum(len(reply.tokens) for reply in replies), cached=cached, hbm=cached - below,
-        dram=usage.dram_tokens, nvme=usage.nvme_tokens, remote=usage.remote_tokens,
+        prompt=start, completion=sum(len(reply.tokens) for reply in replies), cached=cached,
+        hbm=cached - dram - nvme - remote, dram=dram, nvme=nvme, remote=remote,
         recomputed=usage.recomputed_tokens, trimmed=made.trimmed,
     )  # fmt: skip
 

@@ -39,6 +39,9 @@ def top(
 ) -> None:
     """Show processes by what they use, with tokens per second, hit rates per tier and pressure, live.
 
+    A tier's hit rate is its share of all blocks that admissions looked for, in the last ten looks; with the blocks that were computed,
+    the shares add up to 100%.  Text tells them since boot.
+
     Keys: t k p n a i sort by tokens/s, KV, PSS, tokens, age, pid; arrows choose a process, x ends it, z stops it and lets it go on,
     + and - make it nicer or less nice, q leaves.  With --once, --json, --from or without a terminal: text, once.
     """
@@ -83,16 +86,22 @@ def look(system: System, before: Seen | None) -> Seen:
 def hit_rates(
     tiers: Sequence[TierRow], counters: Mapping[str, int], since: Mapping[str, int] | None = None
 ) -> dict[str, float]:
-    """Of the full blocks that prompts looked for, the share found in each tier; in all since `since`, or since boot."""
+    """Of the blocks that admissions looked for, the share found in each tier; in all since `since`, or since boot.
+
+    What each was found in or not is counted when it is looked for, so the shares and what was computed add up to 1.  {}: nothing
+    was looked for.
+    """
 
     def grown(name: str) -> int:
         return counters.get(name, 0) - (since.get(name, 0) if since else 0)
 
-    looked = grown("lookup_hits") + grown("lookup_misses")
+    looked = sum(map(grown, ("lookup_hits", "fault_blocks", "lookup_misses")))
     if looked <= 0:
         return {}
-    kinds = list(dict.fromkeys(row.tier for row in tiers))
-    return {kind: grown("lookup_hits" if kind == "hbm" else f"loaded_blocks_{kind}") / looked for kind in kinds}
+    found = {row.tier: grown(f"found_blocks_{row.tier}") for row in tiers}
+    if "hbm" in found:  # on the device that looked; what another one had was loaded
+        found["hbm"] += grown("lookup_hits")
+    return {tier: blocks / looked for tier, blocks in found.items()}
 
 
 def summary(seen: Seen) -> list[str]:
@@ -112,7 +121,8 @@ def summary(seen: Seen) -> list[str]:
         lines.append(f"{row.device:<8} {bar(used, row.reclaimable_frames, row.capacity_frames)} {_share(row, used)}")
     found = hit_rates(seen.sample.tiers, counters)
     if found:
-        lines.append("hits since boot: " + ", ".join(f"{share:.0%} {tier}" for tier, share in found.items()))
+        shares = ", ".join(f"{share:.0%} {tier}" for tier, share in found.items())
+        lines.append(f"blocks looked for since boot: {shares}, {1 - sum(found.values()):.0%} computed")
     lines.append(pressure_text(seen.sample.pressure))
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from textual.app import App, ComposeResult
@@ -17,6 +18,7 @@ from ..output import System
 from .top import COLUMNS, Seen, cells, hit_rates, look, ordered, summary
 
 _KEPT: Final = 120  # looks in a sparkline
+_HITS_OVER: Final = 10  # looks that a hit rate is of: in a single one there may be no prompt
 _STOP, _CONT, _TERM = 19, 18, 15
 
 
@@ -49,6 +51,7 @@ class TopApp(App[None]):
         self._tiers = list(dict.fromkeys(row.tier for row in system.tiers().tiers))
         shown = ("tokens", *(f"hits_{tier}" for tier in self._tiers), "pressure")
         self._rates: dict[str, deque[float]] = {name: deque([0.0], _KEPT) for name in shown}
+        self._counters: deque[Mapping[str, int]] = deque(maxlen=_HITS_OVER + 1)
 
     def compose(self) -> ComposeResult:
         yield Static(id="summary")
@@ -83,8 +86,9 @@ class TopApp(App[None]):
         seen = self.seen
         assert seen is not None
         self.query_one("#summary", Static).update("\n".join(summary(seen)))
+        self._counters.append(seen.sample.counters)
         if seen.rates is not None and before is not None:
-            found = hit_rates(seen.sample.tiers, seen.sample.counters, before.sample.counters)
+            found = hit_rates(seen.sample.tiers, seen.sample.counters, self._counters[0])
             some = seen.rates.some / 10
             self._plot("tokens", seen.rates.comp, f"tokens/s {seen.rates.comp:,.0f}")
             for tier in self._tiers:

@@ -3,6 +3,7 @@
 import { count, make, percent } from "./words.js";
 
 const W = 100, H = 28;
+const BOOT = { hit_blocks: 0, fault_blocks: 0, missed_blocks: 0 };
 export const tiles = [
   { id: "tokens", what: "Tokens computed", unit: "/s" }, { id: "hits", what: "Prefix hits", unit: "" },
   { id: "contexts", what: "Running", unit: "" }, { id: "short", what: "Waited for frames", unit: "" },
@@ -20,6 +21,12 @@ export function build(element) {
   }
 }
 
+// Of the blocks that were looked for between two samples, the shares found in hbm and below it; null: none was looked for.
+function hits(a, b) {
+  const hbm = b.hit_blocks - a.hit_blocks, below = b.fault_blocks - a.fault_blocks, all = hbm + below + b.missed_blocks - a.missed_blocks;
+  return all > 0 ? { hbm: hbm / all, below: below / all, found: (hbm + below) / all } : null;
+}
+
 // Rates between samples that lie about a second apart.
 function series(samples, capacity) {
   const found = { tokens: [], hits: [], contexts: [], short: [], used: [] };
@@ -27,9 +34,8 @@ function series(samples, capacity) {
     const a = samples[i - 1], b = samples[i], seconds = (b.at_ns - a.at_ns) / 1e9;
     if (seconds < 0.2 && i < samples.length - 1) continue;
     if (seconds <= 0.05) continue;
-    const looked = b.hit_blocks + b.missed_blocks - a.hit_blocks - a.missed_blocks;
     found.tokens.push((b.computed_tokens - a.computed_tokens) / seconds);
-    found.hits.push(looked > 0 ? (b.hit_blocks - a.hit_blocks) / looked : null);
+    found.hits.push(hits(a, b)?.found ?? null);
     found.contexts.push(b.active);
     found.short.push(Math.min(1, (b.some_ns - a.some_ns) / 1e9 / seconds));
     found.used.push(capacity ? 1 - (b.free_frames + b.reclaimable_frames) / capacity : 0);
@@ -53,13 +59,13 @@ export function draw(state) {
     const b = state.samples.at(-1), a = state.samples.findLast((s) => s.at_ns <= b.at_ns - 3e9) ?? state.samples[0];
     return b.at_ns > a.at_ns ? (b[name] - a[name]) / ((b.at_ns - a.at_ns) / 1e9) : 0;
   };
-  const [tokens, hits, contexts, short, used] = tiles;
+  const [tokens, prefix, contexts, short, used] = tiles;
   const first = state.samples[0], now = state.samples.at(-1);
   const said = (tile, value, more) => { tile.value.textContent = value; tile.more.textContent = more; };
-  const looked = now ? now.hit_blocks + now.missed_blocks : 0;
   said(tokens, now ? count(rate("computed_tokens")) : "–", now ? `${count(rate("generated_tokens"))}/s generated` : "");
-  const recent = now ? now.hit_blocks + now.missed_blocks - first.hit_blocks - first.missed_blocks : 0;
-  said(hits, recent > 0 ? percent((now.hit_blocks - first.hit_blocks) / recent) : looked ? percent(now.hit_blocks / looked) : "–", recent > 0 ? "of blocks, 2 min" : "since boot");
+  const recent = now ? hits(first, now) : null, looked = recent ?? (now ? hits(BOOT, now) : null);
+  const where = looked && hbm.length < state.tiers.length ? `${percent(looked.hbm)} hbm, ${percent(looked.below)} below` : "";
+  said(prefix, looked ? percent(looked.found) : "–", where || (recent ? "of blocks, 2 min" : "since boot"));
   const rows = state.processes.flatMap((row) => row.contexts), waits = rows.filter((row) => row.state === "tool_wait").length;
   const running = rows.filter((row) => row.state === "running" || row.state === "prefill").length;
   const queued = rows.filter((row) => row.state === "waiting").length;
@@ -70,7 +76,7 @@ export function draw(state) {
   const cache = hbm.reduce((sum, tier) => sum + tier.reclaimable_frames, 0);
   said(used, capacity ? percent(mapped / capacity) : "–", capacity ? `and ${percent(cache / capacity)} cache` : "");
   spark(tokens, found.tokens, 1);
-  spark(hits, found.hits, 1);
+  spark(prefix, found.hits, 1);
   spark(contexts, found.contexts, 1);
   spark(short, found.short, 1);
   spark(used, found.used, 1);
