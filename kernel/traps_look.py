@@ -23,11 +23,14 @@ def pagemap(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs)
     context = seen_context(m, connection, args)
     tokens = m.core.slot_row(context.slot).tokens
     name = m.devices[context.device].name
-    frames, *rest = m.core.pagemap(context.slot)
+    frames, shifts, counts, sharers, flags, hits = m.core.pagemap(context.slot)
     if not alone(m, connection.uid):
         numbers = own_numbers(m, context.device, connection.uid)
         frames = array("i", [numbers.get(f, -1) for f in array("i", frames)]).tobytes()
-    return c.PagemapResult(context.cid, name, m.config.block_tokens, tokens, frames, *rest, *_blocks(m, context))
+    return c.PagemapResult(
+        context.cid, name, m.config.block_tokens, tokens, frames, shifts, counts, sharers, flags, hits,
+        *_blocks(m, context),
+    )  # fmt: skip
 
 
 def _blocks(m: Machine, context: Context) -> tuple[bytes, bytes]:

@@ -28,11 +28,11 @@ def context(client: SimulatedClient, first: int, tokens: int) -> int:
 
 def without_times(result: Any) -> Any:
     """How many ns have passed is how many steps were taken: in a test a step takes 1 ns, in life the clock is everybody's."""
-    if isinstance(result, tuple):
-        if hasattr(result, "_fields"):
-            result = result._replace(**dict.fromkeys({"at_ns", "age_ns"} & set(result._fields), 0))
-        return tuple(without_times(part) for part in result)
-    return result
+    if not isinstance(result, tuple):
+        return result
+    names = getattr(result, "_fields", ())
+    parts = zip(names, result, strict=True) if names else (("", part) for part in result)
+    return tuple(0 if name in ("at_ns", "age_ns") else without_times(part) for name, part in parts)
 
 
 def look(client: SimulatedClient, contexts: list[int]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .timed import DECODE_NS, MS, PASS_NS, PROMPT_NS, TimedSystem, fresh, p99
 TIMED = tuple((n, c, PASS_NS + PROMPT_NS * n) for n, c in ((4, 0), (16, 0), (64, 32), (256, 0), (16, 512)))
 
 
-def build(**sysctl: int) -> TimedSystem:
+def build(**sysctl: int | str) -> TimedSystem:
     """With what its driver measured at boot."""
     system = TimedSystem(sysctl={"evict.policy": "lru", **sysctl}, frames=4000, max_contexts=120)
     system.step(DriverUp(0, 1, 101, "kept", "sim", (), 0, 0, 0, TIMED))
@@ -276,7 +276,8 @@ def test_what_a_sub_group_is_promised_holds_within_its_uid() -> None:
 
 def test_prompts_of_a_promised_group_go_first() -> None:
     """Ten prompts of 256 tokens each, 64 a pass: all of one group before the other's, though that asked first."""
-    system = build(**{"sched.step_tokens": 64, "sched.policy": "fcfs"})
+    sysctl: dict[str, int | str] = {"sched.step_tokens": 64, "sched.policy": "fcfs"}
+    system = build(**sysctl)
     root, early, late = system.user(0), system.user(2000), system.user(1001)
     root.result(root.post("setlimit", "uid:1001", "tokens_s", 100_000, -1))
     asked = {
