@@ -13,6 +13,7 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from .errors import E, Errno
+from .look import alone, coarse_ms
 from .params import RETRY_MS
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ class Backlog:
         self._busy_ns = 0.0  # ... in so much time during which somebody waited, both forgotten exponentially
         self._since_ns = -1  # the queue has not been empty since then; -1: it is
 
-    def waiting(self) -> int:
-        """Jobs whose prompt is not computed yet."""
-        return sum(1 for c in self._m.schedulers[self._device].queue if c.job is not None and not c.job.begun)
+    def waiting(self, uid: int = -1) -> int:
+        """Jobs whose prompt is not computed yet; of one uid only, if it is given."""
+        queue = self._m.schedulers[self._device].queue
+        return sum(1 for c in queue if c.job is not None and not c.job.begun and uid in (-1, c.process.uid))
 
     def begun(self) -> None:
         """A prompt is computed, and its context about to leave the queue."""
@@ -73,16 +75,21 @@ class Backlog:
         wait_ms = -(-self.wait_ns(ahead) // 1_000_000)
         if most and ahead >= most:
             share_ms = wait_ms * (ahead - most + 1) // ahead if wait_ms > 0 else RETRY_MS
-            text = f"{ahead} jobs wait for their turn and {most} may (sysctl sched.max_queue)"
-            self._refuse(text, share_ms, ahead, most, wait_ms)
+            self._refuse(
+                context, f"{most} jobs may wait for their turn (sysctl sched.max_queue)", share_ms, most, wait_ms
+            )
         if longest and wait_ms > longest:
-            text = f"it would wait {wait_ms} ms behind {ahead} others, and at most {longest} is allowed (sysctl sched.max_wait_ms)"
-            self._refuse(text, wait_ms - longest, ahead, longest, wait_ms)
+            text = f"it may wait for its turn for {longest} ms (sysctl sched.max_wait_ms)"
+            self._refuse(context, text, wait_ms - longest, longest, wait_ms)
 
-    def _refuse(self, text: str, retry_after_ms: int, queued: int, limit: int, wait_ms: int) -> None:
-        self._m.count("refused_overload")
-        retry_after_ms = max(1, retry_after_ms)
+    def _refuse(self, context: Context, text: str, retry_after_ms: int, limit: int, wait_ms: int) -> None:
+        """One of several uids is told of its own jobs only, and times in whole seconds."""
+        m, uid = self._m, context.process.uid
+        m.count("refused_overload")
+        retry_after_ms, wait_ms = (coarse_ms(m, uid, ms) for ms in (max(1, retry_after_ms), wait_ms))
+        queued = self.waiting() if alone(m, uid) else self.waiting(uid)
+        would = f"and would wait {wait_ms} ms" if wait_ms > 0 else "and it is not known how long it would"
         raise Errno(
-            E.EAGAIN, f"{text}: try again in {retry_after_ms} ms", retry_after_ms=retry_after_ms, queued=queued,
-            limit=limit, wait_ms=wait_ms,
+            E.EAGAIN, f"{text}, {would} behind {queued} others: try again in {retry_after_ms} ms",
+            retry_after_ms=retry_after_ms, queued=queued, limit=limit, wait_ms=wait_ms,
         )  # fmt: skip

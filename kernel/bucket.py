@@ -40,3 +40,31 @@ class Bucket:
         """Tokens of the last second's allowance that are used up."""
         self._refill(now_ns)
         return max(0, self.rate - self.level // SECOND_NS)
+
+
+class Meter:
+    """Whether a rate was had lately.  What it is behind or ahead is at most what an eighth of a second brings: who did nothing for a
+    while has nothing saved up, and who had more owes nothing for long."""
+
+    __slots__ = ("_at_ns", "_behind", "_had", "_spent", "rate")
+
+    def __init__(self, rate: int, spent: int, now_ns: int) -> None:
+        self.rate = rate
+        self._behind = 0  # in tokens times 1e-9
+        self._had = 0  # of what the last second brought, likewise
+        self._spent = spent
+        self._at_ns = now_ns
+
+    def met(self, spent: int, now_ns: int) -> bool:
+        """`spent` tokens have been computed since the beginning of time."""
+        due, new = self.rate * (now_ns - self._at_ns), (spent - self._spent) * SECOND_NS
+        most = self.rate * SECOND_NS
+        self._behind = max(-most // 8, min(most // 8, self._behind + due - new))
+        self._had = min(most, max(0, self._had - due) + new)
+        self._spent, self._at_ns = spent, now_ns
+        return self._behind <= 0
+
+    def used(self, spent: int, now_ns: int) -> int:
+        """Tokens of what the last second brought, at most all of them."""
+        self.met(spent, now_ns)
+        return -(-self._had // SECOND_NS)

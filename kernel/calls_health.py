@@ -103,7 +103,7 @@ class FramesResult(NamedTuple):
     device: str
     capacity_frames: int
     start: int
-    states: bytes  # uint8: 0 free, 1 being filled, 2 full, 3 loading, 4 another uid's
+    states: bytes  # uint8: 0 free, 1 being filled, 2 full, 3 loading
     cids: bytes  # int32: the oldest context that has its content, 0: cache, or free
     logical: bytes  # int32: which of that context's blocks it is
     sharers: bytes  # int32: contexts, or page-table entries, that name it

@@ -16,6 +16,8 @@ ENTRIES: Final = 4096
 
 
 class Decision(NamedTuple):
+    """plain: `why` without what it says of the whole machine, for one of several uids; empty: it says nothing of it."""
+
     number: int
     at_ns: int
     what: str
@@ -24,6 +26,7 @@ class Decision(NamedTuple):
     blocks: tuple[int, ...]
     keys: tuple[int, ...]  # first 64 bits of the key of each of them; 0: it has none
     why: str
+    plain: str
 
 
 class Decisions:
@@ -34,10 +37,11 @@ class Decisions:
         self._number = 0
 
     def add(
-        self, at_ns: int, what: str, device: str, cid: int, blocks: tuple[int, ...], why: str, keys: tuple[int, ...] = ()
+        self, at_ns: int, what: str, device: str, cid: int, blocks: tuple[int, ...], why: str, keys: tuple[int, ...] = (),
+        plain: str = "",
     ) -> None:  # fmt: skip
         self._number += 1
-        self._ring.append(Decision(self._number, at_ns, what, device, cid, blocks, keys, why))
+        self._ring.append(Decision(self._number, at_ns, what, device, cid, blocks, keys, why, plain))
 
     def rows(
         self, cid: int = 0, blocks: frozenset[int] = frozenset(), keys: frozenset[int] = frozenset(), latest: int = 64
@@ -54,3 +58,20 @@ class Decisions:
                 if len(found) == latest:
                     break
         return tuple(reversed(found))
+
+    def own_rows(self, cid: int, keys: frozenset[int], latest: int = 64) -> tuple[DecisionRow, ...]:
+        """The same about a context of one of several uids, numbered from 1.  Of a batch it learns how many blocks were its own:
+        how many others were wanted is how much of somebody's prompt was not in the cache, and so is the count of decisions."""
+        found: list[Decision] = []
+        for d in reversed(self._ring):
+            if d.cid == cid or not keys.isdisjoint(d.keys):
+                found.append(d)
+                if len(found) == latest:
+                    break
+        return tuple(
+            DecisionRow(
+                number, d.at_ns, d.what, d.device, d.cid if d.cid == cid else 0, -1,
+                len(d.blocks) if d.cid == cid else len(keys.intersection(d.keys)), d.plain or d.why,
+            )
+            for number, d in enumerate(reversed(found), 1)
+        )  # fmt: skip

@@ -460,7 +460,7 @@ class Errands:
 
     def gone(self, context: Context) -> None:
         for errand in list(self.about(context)):
-            self._end(errand, E.ESTALE, {"message": "the context was released meanwhile"})
+            self._end(errand, E.ESTALE, {"message": "the context was released meanwhile", "cid": context.cid})
 
     def driver_asleep(self) -> None:
         for errand in self.open:

@@ -163,7 +163,7 @@ class Evictor:
                 gone = [k for k, state in enumerate(self._core.copied(blocks, 1 << index)) if not state]
                 self._m.tiers.decide(
                     "evict", self._device, 0, [blocks[k] for k in gone], f"{freed} blocks by {self.policy.name}: {why}",
-                    [keys[k] for k in gone],
+                    [keys[k] for k in gone], f"evicted by {self.policy.name}",
                 )  # fmt: skip
         return freed
 
@@ -220,6 +220,7 @@ class Evictor:
                     0,
                     todo[:begun],
                     f"{begun} blocks to {below.name}: {want_frames} frames wanted{numbers}",
+                    plain=f"to {below.name}: frames were wanted",
                 )
                 return freed
         if not self.leaving and not m.tiers.evictors[below.index].leaving and freed < want_frames:

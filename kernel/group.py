@@ -4,8 +4,10 @@ A group has limits, each on one resource:
 
     hbm, dram, nvme   frames on each device of that tier.  hard: never more are charged to it.  soft: evictions and
                       preemptions for other groups leave it that many of what it has
-    contexts          hard: no more are made
-    tokens_s          hard: tokens computed per second, over any time long enough to forget one second's worth and one pass
+    contexts          hard: no more are made.  soft: so many can be made whatever others do: what it has not made of them is
+                      left free
+    tokens_s          hard: tokens computed per second, over any time long enough to forget one second's worth and one pass.
+                      soft: with less than that it goes before those who have been promised no more (rates.py)
     weight            hard: its share of the compute devices under contention, relative to others'
 
 Sub-groups are limited within their uid's group: what they use counts there too, and what they are guaranteed, they are
@@ -21,9 +23,10 @@ from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from .bucket import Bucket
+from .bucket import Bucket, Meter
 from .errors import E, Errno
 from .params import MAX_GROUP_NAME_BYTES, MAX_GROUPS, RETRY_MS
+from .rates import Rates
 
 if TYPE_CHECKING:
     from .context import Context
@@ -41,7 +44,9 @@ MAX_LIMIT: Final = (1 << 31) - 1
 class Group:
     """weight: its share under contention, relative to the other groups'.  contexts: its sub-groups' count too."""
 
-    __slots__ = ("bucket", "contexts", "limits", "name", "number", "parent", "processes", "throttled", "uid", "weight")
+    __slots__ = (
+        "bucket", "contexts", "limits", "meter", "name", "number", "parent", "processes", "throttled", "uid", "weight",
+    )  # fmt: skip
 
     def __init__(self, name: str, uid: int, number: int, parent: Group | None) -> None:
         self.name = name
@@ -53,13 +58,19 @@ class Group:
         self.processes = 0
         self.contexts = 0
         self.throttled = 0  # times that a limit held it back
-        self.bucket: Bucket | None = None  # where tokens_s is limited
+        self.bucket: Bucket | None = None  # where tokens_s is limited ...
+        self.meter: Meter | None = None  # ... and where it is guaranteed
 
     def chain(self) -> Iterator[Group]:
         """Itself and what contains it."""
         yield self
         if self.parent is not None:
             yield self.parent
+
+    @property
+    def root(self) -> Group:
+        """Its uid's own."""
+        return self if self.parent is None else self.parent
 
     def within(self, number: int) -> bool:
         return self.number == number or (self.parent is not None and self.parent.number == number)
@@ -69,6 +80,9 @@ class Group:
         """It has computed more than its rate allows, or its uid has."""
         bucket, parent = self.bucket, self.parent
         return (bucket is not None and bucket.until_ns > 0) or (parent is not None and parent.held)
+
+    def soft(self, resource: str) -> int:
+        return self.limits.get(resource, (0, 0))[0]
 
     def hard(self, resource: str) -> int:
         return self.limits.get(resource, (0, 0))[1]
@@ -98,8 +112,9 @@ class Groups:
         self._groups: dict[str, Group] = {}
         self._numbers = list(range(MAX_GROUPS - 1, 0, -1))  # free ones
         self._restriction: tuple[int, int] | None = None
-        self.guaranteed = False  # some group has a soft limit on frames
-        self.rated: list[Group] = []  # those with a limit on tokens
+        self.guaranteed = False  # some group has a soft limit on frames ...
+        self._contexts_guaranteed = False  # ... or on contexts
+        self.rates = Rates(machine)
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
@@ -160,19 +175,36 @@ class Groups:
         for g in group.chain():
             g.contexts -= 1
 
-    @staticmethod
-    def check_contexts(group: Group, more: int = 1) -> None:
-        """EDQUOT: so many contexts more are not allowed."""
+    def check_contexts(self, group: Group, more: int = 1) -> None:
+        """EDQUOT: so many contexts more are not allowed.  ENOMEM: there are slots, but they are others' by guarantee."""
         for g in group.chain():
-            limit = g.hard("contexts")
-            if limit and g.contexts + more > limit:
+            limit, left = g.hard("contexts"), self._left_free(g, group)
+            if limit and g.contexts + more > limit - left:
                 g.throttled += 1
+                rest = f", of which {left} are guaranteed to its other sub-groups" if left else ""
                 raise Errno(
                     E.EDQUOT,
-                    f"{more} contexts beside {g.contexts} of group {g.name} are more than its limit of {limit}: release "
+                    f"{more} contexts beside {g.contexts} of group {g.name} are more than its limit of {limit}{rest}: release "
                     "some, or have the limit raised (`attnix group set`)",
                     wanted=more, used=g.contexts, limit=limit, group=g.name, resource="contexts",
                 )  # fmt: skip
+        left, most = self._left_free(None, group), self._m.config.max_contexts
+        free = most - len(self._m.contexts) - left
+        if left and more > free:
+            group.root.throttled += 1
+            raise Errno(
+                E.ENOMEM,
+                f"{max(0, free)} of {most} context slots are free that are not guaranteed to other groups, {more} wanted: release "
+                "some, or have a guarantee lowered (`attnix group set --soft`)",
+                wanted=more, free=max(0, free), reclaimable=0, limit=most, group=group.name, retry_after_ms=RETRY_MS,
+            )  # fmt: skip
+
+    def _left_free(self, above: Group | None, group: Group) -> int:
+        """Contexts that the others directly below `above` (None: the uids' groups) may still make by their guarantees."""
+        if not self._contexts_guaranteed:
+            return 0
+        others = (g for g in self._groups.values() if g.parent is above and not group.within(g.number))
+        return sum(max(0, g.soft("contexts") - g.contexts) for g in others)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
@@ -189,6 +221,12 @@ class Groups:
         """Frames that the group can still be charged on a device, when its reclaimable ones there have gone."""
         account = self._core.account(device, number)
         return account.hard - account.used + account.reclaimable
+
+    def guaranteed_to_others(self, group: Group, device: Device) -> int:
+        """Frames there that evictions for this group leave alone, at most."""
+        levels = [g.parent for g in group.chain()]
+        others = (g for g in self._groups.values() if g.parent in levels and not group.within(g.number))
+        return sum(g.soft(device.tier) for g in others)
 
     def limited(self, device: Device) -> bool:
         return any(g.hard(device.tier) for g in self._groups.values())
@@ -255,8 +293,6 @@ class Groups:
             raise Errno(E.EINVAL, f"limits are 0 (none) to {MAX_LIMIT}, or -1 for what it is", soft=soft, hard=hard)
         if hard and soft > hard:
             raise Errno(E.EINVAL, f"{soft} cannot be guaranteed where at most {hard} are allowed", soft=soft, hard=hard)
-        if soft and resource not in TIERS:
-            raise Errno(E.EINVAL, f"only frames can be guaranteed (soft), not {resource}", field="soft")
         if soft > before[0]:
             self._check_guarantee(group, resource, soft)
         if hard:
@@ -265,8 +301,9 @@ class Groups:
         if (soft, hard) == (0, 0):
             del group.limits[resource]
         if resource == "tokens_s":
-            self._set_rate(group, hard)
-        self.guaranteed = any(limit[0] for g in self._groups.values() for limit in g.limits.values())
+            self.rates.set(group, soft, hard)
+        self.guaranteed = any(g.soft(tier) for g in self._groups.values() for tier in TIERS)
+        self._contexts_guaranteed = any(g.soft("contexts") for g in self._groups.values())
         for device in self._m.devices:
             if device.tier == resource:
                 self._core.set_bounds(device.index, group.number, soft, hard)
@@ -286,18 +323,16 @@ class Groups:
     def _check_guarantee(self, group: Group, resource: str, soft: int) -> None:
         """EINVAL: what is guaranteed at this level is more than there is."""
         devices = [d.capacity for d in self._m.devices if d.tier == resource and not d.removed]
+        if resource == "contexts":
+            devices = [self._m.config.max_contexts]
         limit = group.parent.hard(resource) if group.parent is not None else 0
         bounds: list[int] = [*devices, limit] if limit else devices
         there = min(bounds) if bounds else MAX_LIMIT
-        others = sum(
-            g.limits.get(resource, (0, 0))[0]
-            for g in self._groups.values()
-            if g.parent is group.parent and g is not group
-        )
+        others = sum(g.soft(resource) for g in self._groups.values() if g.parent is group.parent and g is not group)
         if soft + others > there:
             raise Errno(
                 E.EINVAL,
-                f"{soft} frames of {resource} cannot be guaranteed to {group.name}: {others} are to others, of {there}",
+                f"{soft} of {resource} cannot be guaranteed to {group.name}: {others} are to others, of {there}",
                 wanted=soft, guaranteed=others, limit=there, group=group.name,
             )  # fmt: skip
 
@@ -314,50 +349,3 @@ class Groups:
                 "set the limit again",
                 used=used, limit=hard, group=group.name, resource=resource,
             )  # fmt: skip
-
-    # -- tokens per second ----------------------------------------------------------------------------------------
-
-    def _set_rate(self, group: Group, rate: int) -> None:
-        was_held = group.bucket is not None and group.bucket.until_ns
-        group.bucket = Bucket(rate, self._core.served(group.number), self._m.now_ns) if rate else None
-        self.rated = [g for g in self._groups.values() if g.bucket is not None]
-        if was_held:
-            self._let_go(group)
-
-    def passed(self) -> None:
-        """A pass has come back: groups that have computed more than their rate allows are held until it does again."""
-        for group in self.rated:
-            bucket = group.bucket
-            if bucket is None:
-                continue
-            bucket.spend(self._core.served(group.number), self._m.now_ns)
-            if bucket.level < 0 and not bucket.until_ns:
-                bucket.hold(self._m.now_ns)
-                group.throttled += 1
-                self._m.count("throttles")
-                self._m.set_timer(bucket.until_ns)
-                for context in self._jobs(group):
-                    self._m.schedulers[context.device].hold(context)
-
-    def due(self) -> None:
-        """A timer fired."""
-        for group in self.rated:
-            bucket = group.bucket
-            if bucket is None or not bucket.until_ns or bucket.until_ns > self._m.now_ns:
-                continue
-            bucket.spend(self._core.served(group.number), self._m.now_ns)
-            if bucket.level < 0:  # a pass was in flight on another device
-                bucket.hold(self._m.now_ns)
-                self._m.set_timer(bucket.until_ns)
-                continue
-            bucket.until_ns = 0
-            self._let_go(group)
-
-    def _jobs(self, group: Group) -> list[Context]:
-        mine = [c for c in self._m.working.values() if c.process.group.within(group.number)]
-        return sorted(mine, key=lambda c: c.born)
-
-    def _let_go(self, group: Group) -> None:
-        for context in self._jobs(group):
-            if context.job is not None and not context.job.ending and not self._m.held(context):
-                self._m.schedulers[context.device].add(context)

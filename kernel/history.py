@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from .calls import SampleRow
+from .look import hbm_frames
 from .params import SAMPLE_NS, SAMPLES
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ class History:
 
     def now(self) -> SampleRow:
         m = self._m
-        m.psi.settle()
+        m.psi.machine.settle(m.now_ns)
         counters, core = m.counters, m.core.counters()
-        free, reclaimable = m.psi.frames()
+        free, reclaimable = hbm_frames(m, 0)
         return SampleRow(
             m.now_ns, counters["computed_tokens"], counters["generated_tokens"], counters["compute_ns"],
             counters["thrash_tokens"], counters["preemptions_running"], counters["fault_blocks"], core.lookup_hits,
-            core.lookup_misses, m.psi.some.total_ns, m.psi.full.total_ns, m.costs.late_ns(),
+            core.lookup_misses, m.psi.machine.some.total_ns, m.psi.machine.full.total_ns, m.costs.late_ns(),
             counters["copy_waits"], sum(max(s.widest, s.active()) for s in m.schedulers), sum(len(s.queue) for s in m.schedulers), free, reclaimable,
         )  # fmt: skip
 

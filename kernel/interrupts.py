@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import injected
 from .calls import InjectResult
 from .context import JobKind
-from .errors import E, Errno
+from .errors import Detail, E, Errno
 
 if TYPE_CHECKING:
     from .context import Context, Job
@@ -53,7 +53,7 @@ class Interrupts:
             if job is not None and job.kind is JobKind.GENERATE:
                 self._deliver(context, job, interrupts, context.slot in ended)
             else:
-                self._refuse(interrupts, "the generation ended without its token in flight")
+                self._refuse(context, interrupts, "the generation ended without its token in flight")
 
     def _deliver(self, context: Context, job: Job, interrupts: list[Interrupt], ended: bool) -> None:
         m, core = self._m, self._m.core
@@ -83,7 +83,7 @@ class Interrupts:
 
     def forget(self, context: Context) -> None:
         """It is being released."""
-        self._refuse(self.pending.pop(context, []), "the context was released meanwhile")
+        self._refuse(context, self.pending.pop(context, []), "the context was released meanwhile")
 
     def cancel(self, conn: int, request: int) -> bool:
         for context, interrupts in self.pending.items():
@@ -96,9 +96,10 @@ class Interrupts:
                     return True
         return False
 
-    def _refuse(self, interrupts: list[Interrupt], why: str) -> None:
+    def _refuse(self, context: Context, interrupts: list[Interrupt], why: str) -> None:
         for interrupt in interrupts:
-            self._m.reply(interrupt.conn, interrupt.request, E.ESTALE, {"message": f"{why}; nothing was injected"})
+            detail: Detail = {"message": f"{why}; nothing was injected", "cid": context.cid}
+            self._m.reply(interrupt.conn, interrupt.request, E.ESTALE, detail)
 
     def problems(self) -> list[str]:
         """What fsck finds wrong here."""

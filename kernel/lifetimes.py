@@ -21,9 +21,8 @@ from .context import JobKind
 from .errors import E, Errno
 from .events import Journal, Notify
 from .evict.protocol import KIND_FIRST_TOOL, KIND_TOOL, KIND_TOOLS
-from .journal import ToolRecord
 from .returning import Returning
-from .tools import Forecast, Sample, Tools
+from .tools import Forecast, OfUids, Sample, Tools
 from .wait.memory import Memory
 from .wait.protocol import Outlook, WaitPolicy
 from .wait.registry import POLICIES
@@ -94,7 +93,7 @@ class Lifetimes:
         self._pauses = Sample(1024)  # between turns of contexts that wait for no tool
         self.waiting = 0  # contexts
         self._foretold = 0  # of them, those whose return somebody said and was believed
-        self.tools = Tools()
+        self.tools = OfUids(machine.config.owner_uid)
         self.memory = Memory()
         self.returning = Returning(machine)
 
@@ -108,17 +107,21 @@ class Lifetimes:
         agents a call's past says so little of it that the least recently used context is as good a guess (docs/agents.md)."""
         return self._foretold > 0 and self.policy.ranks
 
+    def tools_of(self, context: Context) -> Tools:
+        """What is known of the tools of whoever has it."""
+        return self.tools.of(context.process.uid)
+
     def restore(self, event: Restored) -> None:
         """What the journal holds."""
         self._journal = True
         self._last = max(self._last, event.boots * WAITS_PER_BOOT)
         for record in event.tools:
-            self.tools.restore(record.tool, record.durations)
+            self.tools.restore(record)
 
     def suspend(self) -> None:
         """The system goes down: put down what was learnt since."""
         if self._journal:
-            records = tuple(ToolRecord(tool.name, self.tools.packed(tool)) for tool in self.tools.unwritten())
+            records = self.tools.unwritten()
             if records:
                 self._m.emit(Journal(records))
 
@@ -132,7 +135,7 @@ class Lifetimes:
         self._last += 1
         at_ns = m.now_ns + deadline_ns if deadline_ns >= 0 else 0
         wait = Wait(context, self._last, tool, m.now_ns, eta_ns, at_ns)
-        forecast = self.tools.forecast(tool, eta_ns)
+        forecast = self.tools_of(context).forecast(tool, eta_ns)
         if forecast.expected_ns >= 0:
             wait.due_ns = m.now_ns + max(1, forecast.expected_ns)
             wait.early_ns = m.now_ns + forecast.early_ns
@@ -197,7 +200,7 @@ class Lifetimes:
             m.count("tool_answers_resident")
         elif not row.entries:
             m.count("tool_answers_absent")
-            self.tools.named(wait.tool).absent += 1
+            self.tools_of(context).named(wait.tool).absent += 1
             context.asked_ns = m.now_ns
         self._end(wait)
         self._learn(wait)
@@ -254,14 +257,15 @@ class Lifetimes:
 
     def _learn(self, wait: Wait) -> None:
         """It took so long; a deadline counts as an answer, since what is asked here is for how long frames lie idle."""
-        tool = self.tools.learn(wait.tool, self._m.now_ns - wait.begun_ns, wait.eta_ns)
+        uid, tools = wait.context.process.uid, self.tools_of(wait.context)
+        tool = tools.learn(wait.tool, self._m.now_ns - wait.begun_ns, wait.eta_ns)
         if not self._journal:
-            self.tools.dropped.clear()
+            tools.dropped.clear()
             return
-        records = [ToolRecord(name, b"") for name in self.tools.dropped]
-        self.tools.dropped.clear()
-        if self.tools.due_for_journal(tool):
-            records.append(ToolRecord(tool.name, self.tools.packed(tool)))
+        records = [self.tools.record(uid, name, b"") for name in tools.dropped]
+        tools.dropped.clear()
+        if tools.due_for_journal(tool):
+            records.append(self.tools.record(uid, tool.name, tools.packed(tool)))
         if records:
             self._m.emit(Journal(tuple(records)))
 
@@ -293,7 +297,8 @@ class Lifetimes:
         decision = self.policy.decide(outlook)
         wait.decision = decision.what
         wait.keep_until_ns = m.now_ns + decision.keep_ns if decision.keep_ns else 0
-        m.tiers.decide("wait", device, context.cid, (), f"{decision.what} while {wait.tool} runs: {decision.why}")
+        plain = f"{decision.what} while {wait.tool} runs"
+        m.tiers.decide("wait", device, context.cid, (), f"{plain}: {decision.why}", plain=plain)
 
     def _moving_ns(self, context: Context, frames: int) -> tuple[float, float]:
         """(out, back) of so many frames; -1 where that cannot be or is not known."""
@@ -332,7 +337,7 @@ class Lifetimes:
 
     def _note(self, wait: Wait, due_ns: int) -> None:
         """Tell the eviction policies what its blocks wait for, and until when."""
-        number = self.tools.named(wait.tool).number
+        number = self.tools_of(wait.context).named(wait.tool).number
         kind = KIND_FIRST_TOOL + number if number < KIND_TOOLS else KIND_TOOL
         self._m.core.note(wait.context.slot, kind, wait.context.turns, due_ns)
 
@@ -346,7 +351,7 @@ class Lifetimes:
         since_ns = wait.begun_ns if wait is not None else context.rested_ns
         elapsed_ns = m.now_ns - since_ns if since_ns else 0
         if wait is not None:
-            remaining_ns = self.tools.remaining_ns(wait.tool, elapsed_ns, wait.eta_ns)
+            remaining_ns = self.tools_of(context).remaining_ns(wait.tool, elapsed_ns, wait.eta_ns)
         else:
             remaining_ns = int(self._pauses.beyond(elapsed_ns)) - elapsed_ns if len(self._pauses) else -1
         return max(MS, remaining_ns if remaining_ns >= 0 else max(elapsed_ns, _UNKNOWN_NS))

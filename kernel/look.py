@@ -49,8 +49,22 @@ def administers(m: Machine, uid: int) -> bool:
 
 
 def alone(m: Machine, uid: int) -> bool:
-    """It may see counts of the whole machine: it administers it, or nobody else is served, whom they could tell about."""
-    return administers(m, uid) or all(p.uid == uid for p in m.processes.values())
+    """It may see counts of the whole machine: it administers it, or nobody else has been served since boot, whom they could tell
+    about.  That others have gone does not count: sums, samples and the log still tell what they did."""
+    return administers(m, uid) or m.uids <= {uid}
+
+
+def coarse_ms(m: Machine, uid: int, ms: int) -> int:
+    """A time worked out from what everybody does: for one of several uids in whole seconds, rounded up.  To the millisecond it
+    would tell how much of their prompts the others find in the cache."""
+    return ms if alone(m, uid) else -(-ms // 1000) * 1000
+
+
+def hbm_frames(m: Machine, uid: int) -> tuple[int, int]:
+    """(free, reclaimable) over all compute devices, as `tiers` shows them to this uid."""
+    computes = m.devices[: m.tiers.computes]
+    rows = [tier_row(m, d) if alone(m, uid) else own_tier_row(m, d, uid) for d in computes]
+    return sum(row.free_frames for row in rows), sum(row.reclaimable_frames for row in rows)
 
 
 def own_tier_row(m: Machine, device: Device, uid: int) -> TierRow:

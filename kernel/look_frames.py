@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from .calls import FramesResult
 from .look import alone
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from .device import Device
     from .machine import Machine
 
-_TAKEN: Final = 4  # state of a frame that is another uid's, to one who may not see it
-
 
 def frames(m: Machine, device: Device, uid: int, start: int, count: int) -> FramesResult:
-    """Of one of several uids, the frames with content of its own contexts; of others' it learns only that they are taken."""
+    """To one of several uids, the frames with content of its own contexts, in their order; all others look free.  How many
+    are taken, and where, would tell it what of others' prompts was not in the cache."""
     everybody = alone(m, uid)
-    states, refs, _, blocks, _, _ = m.core.frame_table(device.index)
-    end = min(device.capacity, start + count)
-    state = bytearray(states[start:end])
-    block = array("i", blocks)[start:end]
-    sharers = array("i", refs)[start:end]
+    states, refs, _, numbers, _, _ = m.core.frame_table(device.index)
+    every, counts = array("i", numbers), array("i", refs)
     owners = _owners(m, device, (c for c in m.contexts.values() if everybody or c.process.uid == uid))
+    end = min(device.capacity, start + count)
+    shown = (range(device.capacity) if everybody else _own(m, device, uid, owners, every))[start:end]
+    free = end - start - len(shown)
+    state = bytearray(states[f] for f in shown) + bytes([FREE] * free)
+    block = array("i", [*(every[f] for f in shown), *[-1] * free])
+    sharers = array("i", [*(counts[f] for f in shown), *[0] * free])
     cids, logical, ages = (array("i", bytes(4 * len(state))) for _ in range(3))
     known: list[int] = []
     for f, b in enumerate(block):
@@ -38,9 +40,6 @@ def frames(m: Machine, device: Device, uid: int, start: int, count: int) -> Fram
         if state[f] == FREE or b < 0:
             continue
         cid, index, sharing = owners.get(b, (0, -1, 0))
-        if not (cid or everybody):
-            state[f], sharers[f] = _TAKEN, 0
-            continue
         cids[f], logical[f] = cid, index
         if not sharers[f] and device.tier != "hbm":
             sharers[f] = sharing
@@ -49,11 +48,26 @@ def frames(m: Machine, device: Device, uid: int, start: int, count: int) -> Fram
         if fact[0]:
             ages[f] = min(2**31 - 1, max(0, m.now_ns - fact[0]) // 1_000_000)
     if not everybody:
-        block = array("i", (b if cid else -1 for b, cid in zip(block, cids, strict=True)))
+        block = array("i", [-1] * len(block))  # they are given out as frames are
     return FramesResult(
         device.name, device.capacity, start, bytes(state), cids.tobytes(), logical.tobytes(), sharers.tobytes(),
         ages.tobytes(), block.tobytes(),
     )  # fmt: skip
+
+
+def own_numbers(m: Machine, device: int, uid: int) -> dict[int, int]:
+    """What the frames of a compute device are called to one of several uids: its own are numbered in the order of its contexts
+    and of their blocks.  Where they lie tells how many others have taken and given back."""
+    entries = (m.core.row_entries(c.slot)[1::2] for c in m.contexts_of(device) if c.process.uid == uid)
+    return {f: number for number, f in enumerate(dict.fromkeys(f for row in entries for f in row))}
+
+
+def _own(m: Machine, device: Device, uid: int, owners: Iterable[int], blocks: array[int]) -> list[int]:
+    """The frames of a uid's contexts, in that order."""
+    if device.tier == "hbm":
+        return list(own_numbers(m, device.index, uid))
+    places = {b: f for f, b in enumerate(blocks)}
+    return [places[b] for b in owners if b in places]
 
 
 def _owners(m: Machine, device: Device, contexts: Iterable[Context]) -> dict[int, tuple[int, int, int]]:

@@ -68,6 +68,7 @@ class Machine:
         self.working: dict[Cid, Context] = {}  # those with a job; few, where most wait for a tool
         self.pins: dict[Cid, Context] = {}  # those that are pinned, and some that were
         self.processes: dict[Pid, Process] = {}
+        self.uids: set[int] = set()  # of every process since boot
         self.connections: dict[int, Connection] = {}  # by Conn
         self.waiters = Waiters(self.set_timer)
         self.names = Names(self)
@@ -192,6 +193,7 @@ class Machine:
         process = Process(pid, parent, connection.uid, connection.conn, name, nice, self.now_ns, group, domain)
         group.processes += 1
         self.processes[pid] = process
+        self.uids.add(connection.uid)
         if parent:
             self.processes[parent].children[pid] = process
         connection.pids.add(pid)
@@ -290,7 +292,8 @@ class Machine:
         self.lifetimes.forget(context)
         self.interrupts.forget(context)
         for call in context.parked:
-            self.reply(call.conn, call.request, E.ESTALE, {"message": "the context was released meanwhile"})
+            detail: Detail = {"message": "the context was released meanwhile", "cid": context.cid}
+            self.reply(call.conn, call.request, E.ESTALE, detail)
         context.parked.clear()
         connection = self.connections.get(context.process.conn)
         if connection is not None and context.handle:

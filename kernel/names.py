@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from . import injected
 from .calls import GenerateArgs, GenerateResult, KeptRow
 from .context import Context, Job, JobKind
-from .errors import E, Errno
+from .errors import Detail, E, Errno
 from .events import Journal, Prime, Reply, Restored
 from .ids import Cid, Conn, Pid, Slot
 from .injected import Injected
@@ -268,7 +268,8 @@ class Names:
     def _leave(self, context: Context) -> None:
         """Into the keeper's process.  Calls that waited for their turn were never done."""
         for call in context.parked:
-            self._m.reply(call.conn, call.request, E.ESTALE, {"message": "the context was given back meanwhile"})
+            detail: Detail = {"message": "the context was given back meanwhile", "cid": context.cid}
+            self._m.reply(call.conn, call.request, E.ESTALE, detail)
         context.parked.clear()
         self._move(context, self._keeper(context.process.group))
 

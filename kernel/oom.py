@@ -138,10 +138,12 @@ class Oom:
         for_whom = f"context {waits.cid} of process {waits.process.pid}" if waits is not None else "what runs"
         text = (
             f"out of frames on {self._name()}: process {process.pid} ({process.name or '-'}) with {frames} frames and score {points} "
-            f"was ended so that {for_whom} can go on"
+            f"was ended so that "
         )
         m.count("oom_kills")
-        m.log("error", text)
+        m.log("error", f"{text}{for_whom} can go on")
+        others = waits is not None and waits.process.uid != process.uid
+        text += f"{'another user' if others else for_whom} can go on"
         m.emit(Notify(process.conn, "oom", OomNote(process.pid, largest.cid, points, text)))
         m.end_process(process, 137, "killed")
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from .context import Context
 from .cost import split
 from .errors import E, Errno, Panic
+from .look import alone
 from .records import EVICT, FACT, NO_COPY, OK, OWN_EVICT, OWN_NOROOM, Admit, Plan
 
 _NOWHERE = bytes((NO_COPY,))
@@ -162,15 +163,18 @@ class Pager:
                 ),
             )  # fmt: skip
             return
-        free = self._core.free_frames(self._device.index)
-        self._m.fail(
+        m, index, mine = self._m, self._device.index, context.process.group
+        free, reclaimable = self._core.free_frames(index), self._core.reclaimable_frames(index)
+        if not alone(m, context.process.uid):  # what others use of what they are guaranteed is not its affair
+            free = self._device.capacity - m.groups.guaranteed_to_others(mine, self._device)
+            short, reclaimable = wanted - free, self._core.account(index, mine.root.number).reclaimable
+        m.fail(
             context,
             Errno(
                 E.ENOMEM,
                 f"{wanted} frames of {name} are wanted, and {short} of the others are guaranteed to other groups: try again when "
                 "they use less, or have a guarantee lowered (`attnix group set --soft`)",
-                wanted=wanted, free=free, reclaimable=self._core.reclaimable_frames(self._device.index),
-                group=context.process.group.name,
+                wanted=wanted, free=free, reclaimable=reclaimable, group=mine.name,
             ),
         )  # fmt: skip
 
@@ -232,6 +236,7 @@ class Pager:
                     context.cid,
                     loads[0::4],
                     f"{result.loads} blocks from {', '.join(names)}" + self._numbers(loads),
+                    plain=f"{result.loads} blocks from {', '.join(names)}",
                 )
             if not demand:
                 self._m.prefetches.begun(self._device.index, loads[0::4])
@@ -303,6 +308,7 @@ class Pager:
                 f"compute {choice.first_load} of {last - first} blocks ({choice.compute_ns / 1e6:.2f} ms) and load the others "
                 f"from {m.devices[slowest].name} ({choice.load_ns / 1e6:.2f} ms); loading all takes {choice.all_load_ns / 1e6:.2f} ms, "
                 f"computing all {choice.all_compute_ns / 1e6:.2f} ms",
+                plain=f"compute {choice.first_load} of {last - first} blocks and load the others from {m.devices[slowest].name}",
             )  # fmt: skip
         return first + choice.first_load
 

@@ -6,6 +6,10 @@
 Both are sums of time and averages over 10, 60 and 300 s.  The averages are exponential, in continuous time, so that they are
 exact whenever they are looked at and nothing has to run in between: over t at a constant state x, a := x + (a - x) e^(-t/T).
 
+They are kept of the machine and, as cgroups have them, of every uid: some is then one of its own contexts, and full that none
+of its own computes either.  That is what one of several uids is shown: who else waits, and how long for, is not its affair,
+and a stall that ends a block sooner would tell it that somebody's prompt was in the cache.
+
 A connection may ask to be told when `some` reaches a share of a window: once per crossing, and again only after it has
 been below.  A timer runs only while somebody stalls.
 """
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from .calls import PressureNote
 from .events import Notify
+from .look import alone, hbm_frames
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -43,6 +48,29 @@ class Average:
     def permille(self) -> tuple[int, int, int]:
         ten, minute, five = (round(1000 * a) for a in self._shares)
         return ten, minute, five
+
+
+class Stalls:
+    """Of the machine or of one uid.  state: (some, full) since `_since_ns`."""
+
+    def __init__(self, now_ns: int) -> None:
+        self.some, self.full = Average(), Average()
+        self.state = (False, False)
+        self._since_ns = now_ns
+
+    def settle(self, now_ns: int) -> None:
+        """Account for the time until now."""
+        over_ns = now_ns - self._since_ns
+        if over_ns > 0:
+            some, full = self.state
+            self.some.add(over_ns, some)
+            self.full.add(over_ns, full)
+            self._since_ns = now_ns
+
+    def become(self, state: tuple[bool, bool], now_ns: int) -> None:
+        if state != self.state:
+            self.settle(now_ns)
+            self.state = state
 
 
 class Window:
@@ -81,7 +109,8 @@ class Window:
 class Subscription:
     """Of one connection."""
 
-    def __init__(self, threshold_permille: int, window_ns: int) -> None:
+    def __init__(self, uid: int, threshold_permille: int, window_ns: int) -> None:
+        self.uid = uid
         self.threshold_permille = threshold_permille
         self.some = Window(window_ns)
         self.full = Window(window_ns)
@@ -94,53 +123,76 @@ class Subscription:
 
 
 class Psi:
-    """Of the whole machine."""
+    """machine: of everybody."""
 
     def __init__(self, machine: Machine) -> None:
         self._m = machine
-        self.some, self.full = Average(), Average()
-        self.stalled = (False, False)  # (some, full) since `_since_ns`
+        self.machine = Stalls(0)
         self.busy = False  # there was work at the end of the last step
-        self._since_ns = 0
+        self._uids: dict[int, Stalls] = {}  # of those that ever stalled
+        self._stalled: dict[int, tuple[bool, bool]] = {}  # by uid, of those that do now
+        self._since_ns = 0  # what subscriptions have been told of
         self._subscriptions: dict[int, Subscription] = {}  # by connection
         self._armed_ns = 0  # when the outstanding timer fires; 0: none
 
-    def subscribe(self, conn: int, threshold_permille: int, window_ms: int) -> None:
+    def subscribe(self, conn: int, uid: int, threshold_permille: int, window_ms: int) -> None:
         """In the place of what it had.  The window begins now, empty."""
-        self.settle()
-        self._subscriptions[conn] = Subscription(threshold_permille, window_ms * 1_000_000)
+        self._pass_time()
+        self._subscriptions[conn] = Subscription(uid, threshold_permille, window_ms * 1_000_000)
         self._tell()
 
     def unsubscribe(self, conn: int) -> None:
         self._subscriptions.pop(conn, None)
 
-    def settle(self) -> None:
-        """Account for the time until now."""
-        now_ns = self._m.now_ns
-        over_ns = now_ns - self._since_ns
-        if over_ns <= 0:
-            return
-        some, full = self.stalled
-        self.some.add(over_ns, some)
-        self.full.add(over_ns, full)
-        if some:
-            for subscription in self._subscriptions.values():
-                subscription.some.add(self._since_ns, now_ns)
-                if full:
-                    subscription.full.add(self._since_ns, now_ns)
-        self._since_ns = now_ns
+    def seen(self, uid: int) -> Stalls:
+        """What a uid may know of, until now."""
+        m = self._m
+        stalls = self.machine if alone(m, uid) else self._uids.get(uid) or Stalls(m.now_ns)
+        stalls.settle(m.now_ns)
+        return stalls
 
     def look(self) -> None:
         """Once per step, after all devices have been given what there is to do."""
         m = self._m
         some = any(s.stalled() for s in m.schedulers)
         full = some and not any(d.flight is not None for d in m.devices[: m.tiers.computes])
-        if (some, full) != self.stalled:
-            self.settle()
-            self.stalled = (some, full)
+        stalled = self._whose(full) if some else {}
+        if (some, full) != self.machine.state or stalled != self._stalled:
+            self._pass_time()
+            self.machine.become((some, full), m.now_ns)
+            for uid in self._stalled.keys() - stalled.keys():
+                self._uids[uid].become((False, False), m.now_ns)
+            for uid, state in stalled.items():
+                self._uids.setdefault(uid, Stalls(m.now_ns)).become(state, m.now_ns)
+            self._stalled = stalled
         if self._subscriptions and (some or self._armed_ns):
-            self.settle()
+            self._pass_time()
             self._tell()
+
+    def _whose(self, full: bool) -> dict[int, tuple[bool, bool]]:
+        """(some, full) of every uid that stalls."""
+        m = self._m
+        if len(m.uids) == 1:
+            return dict.fromkeys(m.uids, (True, full))
+        computing = {c.process.uid for c in m.working.values() if m.core.in_flight(c.slot)}
+        waiting = {c.process.uid for s in m.schedulers for c in s.stalled_contexts()}
+        return {uid: (True, uid not in computing) for uid in sorted(waiting)}
+
+    def _pass_time(self) -> None:
+        """What subscribers have seen until now."""
+        now_ns = self._m.now_ns
+        for subscription in self._subscriptions.values():
+            some, full = self._state(subscription)
+            if some:
+                subscription.some.add(self._since_ns, now_ns)
+            if full:
+                subscription.full.add(self._since_ns, now_ns)
+        self._since_ns = now_ns
+
+    def _state(self, subscription: Subscription) -> tuple[bool, bool]:
+        if alone(self._m, subscription.uid):
+            return self.machine.state
+        return self._stalled.get(subscription.uid, (False, False))
 
     def _tell(self) -> None:
         """Those for whom the threshold is reached now; and the timer for the next one."""
@@ -152,20 +204,15 @@ class Psi:
             left_ns = subscription.left_ns(now_ns)
             if left_ns:
                 subscription.told = False
-                at_ns = now_ns + max(left_ns, subscription.some.part_ns // 4)
-                next_ns = min(next_ns or at_ns, at_ns)
+                if self._state(subscription)[0]:
+                    at_ns = now_ns + max(left_ns, subscription.some.part_ns // 4)
+                    next_ns = min(next_ns or at_ns, at_ns)
             elif not subscription.told:
                 subscription.told = True
-                free, reclaimable = self.frames()
+                free, reclaimable = hbm_frames(self._m, subscription.uid)
                 some, full = subscription.some.permille(now_ns), subscription.full.permille(now_ns)
                 self._m.emit(Notify(conn, "pressure", PressureNote(some, full, free, reclaimable)))
                 self._m.count("pressure_notes")
-        if self.stalled[0] and next_ns and (not self._armed_ns or next_ns < self._armed_ns):
+        if next_ns and (not self._armed_ns or next_ns < self._armed_ns):
             self._armed_ns = next_ns
             self._m.set_timer(next_ns)
-
-    def frames(self) -> tuple[int, int]:
-        """(free, reclaimable) over all compute devices."""
-        computes = range(self._m.tiers.computes)
-        core = self._m.core
-        return sum(core.free_frames(d) for d in computes), sum(core.reclaimable_frames(d) for d in computes)

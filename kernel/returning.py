@@ -91,7 +91,7 @@ class Returning:
         m.count("wait_prefetches")
         # What is left until it is due, and then as long as it promises to come soon and fetching it again costs more.
         due_ns = max(wait.due_ns, m.now_ns)
-        late_ns = m.lifetimes.tools.remaining_ns(wait.tool, due_ns - wait.begun_ns, wait.eta_ns)
+        late_ns = m.lifetimes.tools_of(context).remaining_ns(wait.tool, due_ns - wait.begun_ns, wait.eta_ns)
         held_ns = HELD_LOADS * self.load_ns(wait)
         m.lifetimes.keep_until(wait, due_ns + max(SLACK_NS, min(max(0, late_ns), held_ns) if held_ns else late_ns))
         m.errands.arrive(0, 0, context, 0)

@@ -16,6 +16,7 @@ finish, which rules out live-lock.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .backlog import Backlog
@@ -147,6 +148,16 @@ class Scheduler:
         return self._device.up and (
             self.first_short() is not None or any(c.queued and self._core.loading(c.slot) for c in self._loading)
         )
+
+    def stalled_contexts(self) -> Iterator[Context]:
+        """Those of whom that is true, and those that are not admitted because the first is not."""
+        if not self._device.up:
+            return
+        short = self.first_short()
+        if short is not None:
+            yield short
+            yield from (c for c in self.queue if not c.admitted and c.wait is None)
+        yield from (c for c in self._loading if c.queued and self._core.loading(c.slot))
 
     # -- one pass -------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class Kernel:
         """
         connection = self.machine.connections.get(conn)
         if connection is None:
-            raise Errno(E.EBADF, f"connection {conn} is gone")
+            raise Errno(E.EBADF, f"connection {conn} is gone", conn=conn)
         context = traps_wait.written(self.machine, connection, args)
         length = self.machine.core.slot_row(context.slot).tokens
         if context.parked and not isinstance(args, InjectArgs):
@@ -216,8 +216,8 @@ class Kernel:
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
         m.lifetimes.due()
-        if m.groups.rated:
-            m.groups.due()
+        if m.groups.rates.limited:
+            m.groups.rates.due()
         m.errands.due()
 
     def _restored(self, event: Restored) -> None:
@@ -410,8 +410,8 @@ class Kernel:
         for slot, reason in commit.finished:
             context = m.by_slot[slot]
             m.finish(context, _REASON[reason])
-        if m.groups.rated:
-            m.groups.passed()
+        if m.groups.rates.limited:
+            m.groups.rates.passed()
         m.after_pass()
         self._settle()
 

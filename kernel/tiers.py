@@ -176,11 +176,12 @@ class Tiers:
     # -- what became of transfers ---------------------------------------------------------------------------------
 
     def decide(
-        self, what: str, device: Device, cid: int, blocks: Sequence[int], why: str, keys: Sequence[int] | None = None
-    ) -> None:
-        """keys: CoreApi.key_heads of the blocks, for those that are gone already."""
+        self, what: str, device: Device, cid: int, blocks: Sequence[int], why: str, keys: Sequence[int] | None = None,
+        plain: str = "",
+    ) -> None:  # fmt: skip
+        """keys: CoreApi.key_heads of the blocks, for those that are gone already.  plain: see Decision."""
         heads = self._core.key_heads(blocks) if keys is None else keys
-        self.decisions.add(self._m.now_ns, what, device.name, cid, tuple(blocks), why, tuple(heads))
+        self.decisions.add(self._m.now_ns, what, device.name, cid, tuple(blocks), why, tuple(heads), plain)
 
     def failed(self, carrier: Device, items: list[Item], codes: dict[int, int], seq: int) -> None:
         """Items of transfer `seq` failed: count them, say so, and deal with a full tier."""

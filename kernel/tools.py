@@ -5,6 +5,8 @@ described by all the others (CacheTTL, arXiv 2511.02230, uses a tool's own once 
 trusted as far as etas of that tool were right before: what is kept is the ratio of what it took to what was said, so an
 eta that is always half of the truth is as good as a right one, and one that says nothing is not used.
 
+Each uid's are its own (`OfUids`): what a wait is told of a tool would tell how long others waited for theirs.
+
 All durations are ns.  Nothing here reads a clock.
 """
 
@@ -13,8 +15,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Final, NamedTuple
+
+from .journal import ToolRecord
 
 MOST_TOOLS: Final = 256  # names kept, the least recently called goes first
 OWN_SAMPLES: Final = 256  # durations kept of one tool
@@ -23,6 +28,7 @@ RATIOS: Final = 64
 DISTRIBUTION: Final = 100  # durations from which a tool is described by its own alone
 BELIEVED: Final = 3  # durations from which a tool's own median counts
 JUDGED: Final = 8  # etas from which they are compared with what was learnt
+_BEHIND: Final = "\x1f"  # between uid and name in the journal
 _FARTHEST: Final = 64.0  # an eta that is wrong by more than this says nothing about the next
 
 
@@ -105,13 +111,13 @@ class Forecast(NamedTuple):
 
 
 class Tools:
-    """All tools that this machine has heard of."""
+    """All tools that one uid has named.  numbers: of those that are new; they may be shared with other uids'."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: Iterator[int] | None = None) -> None:
         self._tools: OrderedDict[str, Tool] = OrderedDict()
         self._pooled = Sample(POOLED_SAMPLES)
         self._ratios = Sample(POOLED_SAMPLES)
-        self._heard = 0
+        self._numbers = count() if numbers is None else numbers
         self.dropped: list[str] = []  # names that went since somebody looked
 
     def __len__(self) -> int:
@@ -121,8 +127,7 @@ class Tools:
         """Made when it is first heard of."""
         tool = self._tools.get(name)
         if tool is None:
-            tool = self._tools[name] = Tool(name, self._heard)
-            self._heard += 1
+            tool = self._tools[name] = Tool(name, next(self._numbers))
             if len(self._tools) > MOST_TOOLS:
                 oldest, _ = self._tools.popitem(last=False)
                 self.dropped.append(oldest)
@@ -215,3 +220,40 @@ class Tools:
         for took_ns in array("q", durations[: len(durations) // 8 * 8]):
             tool = self.learn(name, max(0, took_ns))
             tool.written = tool.calls
+
+
+class OfUids:
+    """The tools of every uid, and how they are written down: the owner's by their names, others' behind their uid.  A tool's name
+    is printable, so the two cannot be confused."""
+
+    def __init__(self, owner_uid: int) -> None:
+        self._owner_uid = owner_uid
+        self._numbers = count()
+        self._tools: dict[int, Tools] = {}
+
+    def of(self, uid: int) -> Tools:
+        """Made when it is first asked for."""
+        tools = self._tools.get(uid)
+        if tools is None:
+            tools = self._tools[uid] = Tools(self._numbers)
+        return tools
+
+    def heard(self) -> list[Tool]:
+        """Everybody's, uid by uid."""
+        return [tool for tools in self._tools.values() for tool in tools.heard()]
+
+    def record(self, uid: int, name: str, durations: bytes) -> ToolRecord:
+        """durations: empty where the tool is forgotten."""
+        return ToolRecord(name if uid == self._owner_uid else f"{uid}{_BEHIND}{name}", durations)
+
+    def restore(self, record: ToolRecord) -> None:
+        uid, behind, name = record.tool.rpartition(_BEHIND)
+        self.of(int(uid) if behind else self._owner_uid).restore(name, record.durations)
+
+    def unwritten(self) -> tuple[ToolRecord, ...]:
+        """What was learnt since it was written down last."""
+        return tuple(
+            self.record(uid, tool.name, tools.packed(tool))
+            for uid, tools in self._tools.items()
+            for tool in tools.unwritten()
+        )

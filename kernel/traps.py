@@ -18,9 +18,9 @@ from .events import Halt, Syscall
 from .fsck import fsck
 from .ids import Cid, Pid, Slot
 from .injected import Injected, count
-from .look import alone, context_row, own_tier_row, own_vmstat, tier_row, uname, vmstat
+from .look import alone, coarse_ms, context_row, own_tier_row, own_vmstat, tier_row, uname, vmstat
 from .machine import Machine
-from .params import MAX_FORK, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TARGET_MS
+from .params import MAX_FORK, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOP_STRINGS, MAX_STOP_TOKENS, MAX_TARGET_MS, RETRY_MS
 from .process import Connection, Process
 
 Trap: TypeAlias = Callable[[Machine, Connection, Syscall, Any], "tuple[object, ...] | None"]
@@ -36,7 +36,7 @@ def contexts_of(m: Machine, connection: Connection) -> Iterator[Context]:
 def own_process(m: Machine, connection: Connection, pid: int) -> Process:
     """A process of this connection; 0 is its first.  EINVAL before hello, ENOENT, EACCES."""
     if not connection.pid:
-        raise Errno(E.EINVAL, "say hello first: it gives this connection its process")
+        raise Errno(E.EINVAL, "say hello first: it gives this connection its process", call="hello")
     process = m.processes.get(Pid(pid or connection.pid))
     if process is None or process.zombie:
         raise Errno(E.ENOENT, f"no process {pid or connection.pid}", pid=pid)
@@ -76,7 +76,7 @@ def seen_context(m: Machine, connection: Connection, args: Named) -> Context:
 
 def administrator(m: Machine, connection: Connection, what: str) -> None:
     if connection.uid not in (0, m.config.owner_uid):
-        raise Errno(E.EACCES, f"only the daemon's own user may {what}")
+        raise Errno(E.EACCES, f"only the daemon's own user may {what}", uid=m.config.owner_uid)
 
 
 def parked(m: Machine, context: Context, call: Syscall) -> bool:
@@ -157,7 +157,8 @@ def unhold(m: Machine, context: Context) -> None:
 def check_tokens(m: Machine, tokens: bytes) -> int:
     """Number of ids.  EINVAL: not int32s, or an id outside the vocabulary."""
     if len(tokens) % 4:
-        raise Errno(E.EINVAL, f"tokens are little-endian int32: {len(tokens)} bytes is not a multiple of 4")
+        text = f"tokens are little-endian int32: {len(tokens)} bytes is not a multiple of 4"
+        raise Errno(E.EINVAL, text, field="tokens", bytes=len(tokens))
     if tokens:
         low, high = m.core.token_range(tokens)
         if low < 0 or high >= m.config.vocab_tokens:
@@ -210,7 +211,9 @@ def no_slots(m: Machine, wanted: int = 1) -> Errno:
         if not free
         else f"{free} of {most} context slots are free, {wanted} wanted"
     )
-    return Errno(E.ENOMEM, f"{there}: release some", wanted=wanted, free=free, reclaimable=0, limit=most)
+    return Errno(
+        E.ENOMEM, f"{there}: release some", wanted=wanted, free=free, reclaimable=0, limit=most, retry_after_ms=RETRY_MS
+    )
 
 
 def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.AllocContextArgs) -> c.AllocContextResult:
@@ -273,7 +276,7 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
 def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs) -> c.AppendResult | None:
     context = connection.lookup(args.ctx)
     if args.text or args.messages:
-        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
+        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
     quiet(context, "append")
     awake(context, "append")
     n = check_tokens(m, args.tokens)
@@ -351,7 +354,7 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
         raise Errno(E.EINVAL, f"at most {MAX_STOP_TOKENS} stop tokens, the model's own included", limit=MAX_STOP_TOKENS)
     length = m.core.slot_row(context.slot).tokens
     if length == 0:
-        raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+        raise Errno(E.EINVAL, "the context is empty: append a prompt first", field="ctx", cid=context.cid)
     if length - 1 > m.groups.most_frames(context.process.group, m.devices[context.device])[0] * m.config.block_tokens:
         check_room(m, context, length)  # a limit was set after it had become so long (the last token needs no frame)
     _in_time(m, context, args)
@@ -367,7 +370,7 @@ def _in_time(m: Machine, context: Context, args: c.GenerateArgs) -> None:
         raise Errno(
             E.EAGAIN,
             f"its targets (ttft_ms {args.ttft_ms}, tpot_ms {args.tpot_ms}) would be missed now: try again later, or ask for less",
-            retry_after_ms=-(-late_ns // 1_000_000),
+            retry_after_ms=coarse_ms(m, context.process.uid, -(-late_ns // 1_000_000)),
         )
 
 
@@ -464,7 +467,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
     before = m.core.slot_row(context.slot).tokens
     length = before + n
     if length == 0:
-        raise Errno(E.EINVAL, "the context is empty: append a prompt first")
+        raise Errno(E.EINVAL, "the context is empty: append a prompt first", field="ctx", cid=context.cid)
     check_room(m, context, length)
     if n:
         m.schedulers[context.device].backlog.check(context)
@@ -498,7 +501,8 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
         return
     length = m.core.slot_row(source.slot).tokens
     if n == 0 or length == 0:
-        raise Errno(E.EINVAL, "score needs a context that is not empty and at least one token")
+        text = "score needs a context that is not empty and at least one token"
+        raise Errno(E.EINVAL, text, field="tokens" if length else "ctx", cid=source.cid)
     check_room(m, source, length + n)
     m.groups.check_contexts(source.process.group)
     slots = m.core.fork(source.slot, 1)
@@ -583,7 +587,9 @@ def fsck_(m: Machine, connection: Connection, call: Syscall, args: c.Empty) -> c
 def dmesg(m: Machine, connection: Connection, call: Syscall, args: c.DmesgArgs) -> c.DmesgResult:
     if not alone(m, connection.uid):
         raise Errno(
-            E.EACCES, "the log names what all users do: while others are served, only the daemon's own user reads it"
+            E.EACCES,
+            "the log names what all users do: once others have been served, only the daemon's own user reads it",
+            uid=m.config.owner_uid,
         )
     return c.DmesgResult(m.dmesg.since(args.since))
 

@@ -62,7 +62,9 @@ def _used(m: Machine, group: Group, resource: str) -> int:
         return max((m.core.account(d, group.number).used for d in devices), default=0)
     if resource == "contexts":
         return group.contexts
-    return group.bucket.used(m.now_ns) if group.bucket is not None else 0
+    if group.bucket is not None:
+        return group.bucket.used(m.now_ns)
+    return group.meter.used(m.core.served(group.number), m.now_ns) if group.meter is not None else 0
 
 
 TRAPS: dict[str, Trap] = {"setlimit": setlimit, "groups": groups}

@@ -6,7 +6,7 @@ from . import calls as c
 from .errors import E, Errno
 from .events import Syscall
 from .health import health as look_at_health
-from .look import admitted_limit
+from .look import admitted_limit, alone, hbm_frames
 from .look_frames import frames as look_at_frames
 from .machine import Machine
 from .params import FRAMES_TOLD, HEADS
@@ -27,11 +27,12 @@ def pressure(m: Machine, connection: Connection, call: Syscall, args: c.Pressure
     if args.threshold_permille == _NO_MORE:
         m.psi.unsubscribe(connection.conn)
     elif args.threshold_permille >= 0:
-        m.psi.subscribe(connection.conn, args.threshold_permille, args.window_ms)
-    m.psi.settle()
-    psi = m.psi
+        m.psi.subscribe(connection.conn, connection.uid, args.threshold_permille, args.window_ms)
+    uid = connection.uid
+    seen = m.psi.seen(uid)
+    limit = admitted_limit(m) if alone(m, uid) else 0
     return c.PressureResult(
-        psi.some.permille(), psi.full.permille(), psi.some.total_ns, psi.full.total_ns, admitted_limit(m), *psi.frames()
+        seen.some.permille(), seen.full.permille(), seen.some.total_ns, seen.full.total_ns, limit, *hbm_frames(m, uid)
     )
 
 

@@ -8,6 +8,8 @@ from . import calls as c
 from .context import Context
 from .errors import E, Errno
 from .events import Syscall, Trace
+from .look import alone
+from .look_frames import own_numbers
 from .machine import Machine
 from .process import Connection
 from .records import FACT
@@ -21,9 +23,14 @@ def pagemap(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs)
     context = seen_context(m, connection, args)
     tokens = m.core.slot_row(context.slot).tokens
     name = m.devices[context.device].name
+    frames, shifts, counts, sharers, flags, hits = m.core.pagemap(context.slot)
+    if not alone(m, connection.uid):
+        numbers = own_numbers(m, context.device, connection.uid)
+        frames = array("i", [numbers.get(f, -1) for f in array("i", frames)]).tobytes()
     return c.PagemapResult(
-        context.cid, name, m.config.block_tokens, tokens, *m.core.pagemap(context.slot), *_blocks(m, context)
-    )
+        context.cid, name, m.config.block_tokens, tokens, frames, shifts, counts, sharers, flags, hits,
+        *_blocks(m, context),
+    )  # fmt: skip
 
 
 def _blocks(m: Machine, context: Context) -> tuple[bytes, bytes]:

@@ -10,6 +10,7 @@ from .errands import Attach, Demotion, Detach, Errand, Promotion, Sleep, Wake, r
 from .errors import E, Errno
 from .events import AttachTier, Syscall, WakeDriver
 from .evictor import Evictor
+from .look import alone
 from .machine import Machine
 from .params import MAX_DEVICES, RETRY_MS
 from .process import Connection
@@ -37,9 +38,11 @@ def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c
         raise Errno(E.EINVAL, f"duration_ms is 0..{longest} (sysctl pin.max_ms)", field="duration_ms", limit=longest)
     device = m.devices[context.device]
     limit = device.capacity * m.sysctl.share_permille // 1000
-    held = sum(m.core.slot_row(x.slot).entries for x in m.pinned(context.device) if x is not context)
-    wanted = -(-m.core.slot_row(context.slot).tokens // m.config.block_tokens)
-    if held + wanted > limit:
+    others = [x for x in m.pinned(context.device) if x is not context]
+    wanted = _all_frames(m, context)
+    if sum(_all_frames(m, x) for x in others) + wanted > limit:
+        seen = [x for x in others if alone(m, connection.uid) or x.process.uid == connection.uid]
+        held = sum(_all_frames(m, x) for x in seen)
         raise Errno(
             E.EDQUOT,
             f"{wanted} frames would be pinned beside {held}; pins may hold {limit} frames of {device.name} (sysctl pin.share_permille)",
@@ -51,6 +54,11 @@ def pin(m: Machine, connection: Connection, call: Syscall, args: c.PinArgs) -> c
     m.pins[context.cid] = context
     m.tiers.decide("pin", device, context.cid, (), f"{wanted} frames for {args.duration_ms or longest} ms")
     return c.Empty()
+
+
+def _all_frames(m: Machine, context: Context) -> int:
+    """That its log fills.  Not those that it has now: how fast a prompt gets its frames shows how much of it was in the cache."""
+    return -(-m.core.slot_row(context.slot).tokens // m.config.block_tokens)
 
 
 def unpin(m: Machine, connection: Connection, call: Syscall, args: c.LookArgs) -> c.Empty:
@@ -179,6 +187,8 @@ def explain(m: Machine, connection: Connection, call: Syscall, args: c.ExplainAr
         context = seen_context(m, connection, args)
         full = m.core.slot_row(context.slot).tokens // m.config.block_tokens
         keys = frozenset(int.from_bytes(m.core.key_of(context.slot, i)[:8], "little") for i in range(full))
+        if not alone(m, connection.uid):
+            return c.ExplainResult(m.tiers.decisions.own_rows(context.cid, keys))
         return c.ExplainResult(m.tiers.decisions.rows(cid=context.cid, keys=keys))
     administrator(m, connection, "see the decisions about everybody")
     return c.ExplainResult(m.tiers.decisions.rows())

@@ -42,7 +42,8 @@ def hello(m: Machine, connection: Connection, call: Syscall, args: c.HelloArgs) 
 def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) -> c.SpawnResult | None:
     parent = own_process(m, connection, 0)
     if not NICE_MIN <= args.nice <= NICE_MAX or len(args.name) > MAX_NAME_CHARS:
-        raise Errno(E.EINVAL, f"nice is {NICE_MIN}..{NICE_MAX} and a name at most {MAX_NAME_CHARS} characters")
+        text = f"nice is {NICE_MIN}..{NICE_MAX} and a name at most {MAX_NAME_CHARS} characters"
+        raise Errno(E.EINVAL, text, field="name" if NICE_MIN <= args.nice <= NICE_MAX else "nice")
     if len(m.processes) >= MAX_PROCESSES:
         raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES, retry_after_ms=RETRY_MS)
     source = connection.lookup(args.fork_of) if args.fork_of else None

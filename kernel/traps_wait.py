@@ -61,7 +61,7 @@ def wait_tool(m: Machine, connection: Connection, call: Syscall, args: c.WaitToo
 def resume(m: Machine, connection: Connection, call: Syscall, args: c.ResumeArgs) -> c.ResumeResult | None:
     context = _target(m, connection, args)
     if args.text or args.messages:
-        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
+        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
     m.lifetimes.check(context, args.wait)
     n = check_tokens(m, args.tokens)
     if behind(context, call):
@@ -85,7 +85,7 @@ def _takes(context: Context) -> None:
 def inject(m: Machine, connection: Connection, call: Syscall, args: c.InjectArgs) -> c.InjectResult | None:
     context = _target(m, connection, args)
     if args.text:
-        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them")
+        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
     _takes(context)
     computable(m, context)
     n = check_tokens(m, args.tokens)

@@ -215,8 +215,8 @@ CALLS: Final[tuple[Call, ...]] = (
         from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
         """, since=3),
     _call(52, "pressure", _WAITING, c.PressureArgs, c.PressureResult, "", """
-        How short frames are: the share of time in which some, or all, of the contexts with work waited for frames.  With a
-        threshold this connection is told (`pressure`) when a window goes above it.
+        How short frames are: the share of time in which some, or all, of the contexts with work waited for frames; to one of
+        several users, of its own.  With a threshold this connection is told (`pressure`) when a window goes above it.
         """, since=3),
     _call(60, "pin", _MEMORY, c.PinArgs, c.Empty, f"{_HANDLE} ENOENT EACCES EBUSY ENOMEM EDQUOT EAGAIN ENODEV EHOSTDOWN", """
         Keep a context's blocks in hbm until `unpin` or for `duration_ms`, within the share of the pool that sysctl allows

@@ -334,8 +334,9 @@ class SyncPlainCalls(ABC):
         return self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid), ResumeResult)
 
     def pressure(self, threshold_permille: int = -1, window_ms: int = 2000) -> PressureResult:
-        """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames.
-        With a threshold this connection is told (`pressure`) when a window goes above it.
+        """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames;
+        to one of several users, of its own. With a threshold this connection is told (`pressure`) when a window
+        goes above it.
         """
         return self._invoke("pressure", PressureArgs(threshold_permille, window_ms), PressureResult)
 
@@ -741,8 +742,9 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid), ResumeResult)
 
     async def pressure(self, threshold_permille: int = -1, window_ms: int = 2000) -> PressureResult:
-        """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames.
-        With a threshold this connection is told (`pressure`) when a window goes above it.
+        """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames;
+        to one of several users, of its own. With a threshold this connection is told (`pressure`) when a window
+        goes above it.
         """
         return await self._invoke("pressure", PressureArgs(threshold_permille, window_ms), PressureResult)
 

@@ -98,12 +98,11 @@ def notification(kind: str, payload: Record) -> bytes:
 
 def refuse_oversized(message: Oversized) -> Refusal:
     """The answer to a message over the limit."""
-    detail: Detail = {"bytes": message.size, "limit": MAX_MESSAGE_BYTES}
     if message.lost:
         text = f"framing is lost: no message has {message.size} bytes; closing the connection"
-        return Refusal(0, E.EINVAL, {"message": text, **detail, "closing": 1})
+        return Refusal(0, E.EINVAL, {"message": text, "bytes": message.size, "limit": MAX_MESSAGE_BYTES, "closing": 1})
     text = f"a message of {message.size} bytes is over the limit of {MAX_MESSAGE_BYTES}; it was skipped"
-    return Refusal(0, E.E2BIG, {"message": text, **detail})
+    return Refusal(0, E.E2BIG, {"message": text, "bytes": message.size, "limit": MAX_MESSAGE_BYTES})
 
 
 def refuse_truncated(have_bytes: int, missing_bytes: int) -> Refusal:
@@ -140,7 +139,7 @@ def explain(body: bytes, is_outstanding: Callable[[int], bool]) -> Refusal:
         route.decode(raw)
     except BAD_MESSAGE as error:
         return Refusal(request, E.EINVAL, _argument_detail(route.call, error))
-    return Refusal(request, E.EINVAL, {"message": "the message was refused"})
+    return Refusal(request, E.EINVAL, {"message": "the message was refused", "call": route.name})
 
 
 def _envelope_detail(body: bytes, error: Exception) -> Detail:

@@ -8,7 +8,8 @@ by at most STRETCH of what their weights would let them take,
 
 Strict time sharing would allow STRETCH = 1; what is below comes from batching, since the fixed part of a pass is paid once
 for all.  Whoever does not fit waits for a later pass: groups take turns by start-time fair queueing (share.py), the
-contexts of a group one after the other.  With one group there is no limit but that of `sched.max_running`, and the core's
+contexts of a group one after the other.  Groups that have less than they were promised go before the others, which may not
+lengthen their passes meanwhile (rates.py).  With one group there is no limit but that of `sched.max_running`, and the core's
 own rotation picks.
 
 A target for the time per token (sysctl `sched.tpot_ms`, generate's `tpot_ms`) limits a pass in the same way, but only its
@@ -23,10 +24,12 @@ from typing import TYPE_CHECKING, Final
 from ..batch import Seq
 from ..context import Context
 from ..cost import Decode
+from ..rates import before
 from .pace import Pace
 from .share import Share
 
 if TYPE_CHECKING:
+    from ..group import Group
     from ..machine import Machine
 
 STRETCH: Final = 0.5
@@ -49,6 +52,8 @@ class Turns:
         self.benched: set[int] = set()
         self.sharing = False
         self._weights: dict[str, int] = {}
+        self._groups: dict[str, Group] = {}
+        self._late: frozenset[int] = frozenset()  # groups that have less than they were promised (rates.py)
         self._left_out: set[str] = set()
         self._targets: dict[int, int] = {}  # by slot: generations with a target of their own, in ns
         self._tokens: dict[int, int] = {}  # by slot: length of the log at the last pass, while groups share
@@ -72,7 +77,9 @@ class Turns:
         self.sharing = len(self._m.groups) > 1
         if self.sharing:
             groups = {c.process.group for c in queue} | {c.process.group for c in decoding.values()}
+            self._groups = {group.name: group for group in groups}
             self._weights = {group.name: group.weight for group in groups}
+            self._late = self._m.groups.rates.late() if len(groups) > 1 else frozenset()
             self.sharing = len(groups) > 1
             self._share.present({name: name in self._left_out for name in sorted(self._weights)})
         if before and not self.sharing:
@@ -80,7 +87,28 @@ class Turns:
 
     def line(self, jobs: Mapping[str, Sequence[tuple[int, float]]]) -> list[int]:
         """Jobs of several groups in one order.  jobs: by group (number, ns), in the order of its policy."""
-        return self._share.merge(jobs, self._weights)
+        return self._merge(jobs)
+
+    def _merge(self, items: Mapping[str, Sequence[tuple[int, float]]]) -> list[int]:
+        """All, by shares; those that wait for what others were promised behind those that do not."""
+        if not self._late:
+            return self._share.merge(items, self._weights)
+        ranks = {name: (self._waits(name, False), self._waits(name, True)) for name in items}
+        line: list[int] = []
+        for rank in sorted(set(ranks.values())):
+            line += self._share.merge({name: items[name] for name in items if ranks[name] == rank}, self._weights)
+        return line
+
+    def _waits(self, name: str, sibling: bool) -> bool:
+        """For a promise to another uid, or to a sibling: a sub-group of its uid, or what is in none."""
+        mine = self._groups[name]
+        return any(
+            before(other, mine, self._late) for other in self._groups.values() if (other.root is mine.root) is sibling
+        )
+
+    def _behind(self, name: str, other: str) -> bool:
+        """What `other` does waits for what `name` was promised."""
+        return bool(self._late) and before(self._groups[name], self._groups[other], self._late)
 
     def choose(self, decoding: Mapping[int, Context], room: int, prompts: bool) -> int:
         """Bench those whose turn it is not; how many decode.  prompts: somebody has a prompt to compute besides."""
@@ -116,20 +144,21 @@ class Turns:
             members.setdefault(decoding[slot].process.group.name, []).append((slot, cost_ns))
         limit_ns = _NEVER
         if fit is not None:
-            every = sum(self._weights.values())
             for name, mine in members.items():
                 alone_ns = fit.k + sum(cost for _, cost in mine)
-                weight = self._weights[name]
-                most = STRETCH * alone_ns * (every - weight) / weight
+                beside = [w for other, w in self._weights.items() if other != name and not self._behind(name, other)]
+                most = STRETCH * alone_ns * sum(beside) / self._weights[name]
                 self._limits[name] = alone_ns + most
-                limit_ns = min(limit_ns, alone_ns + (most / 2 if prompts else most))
+                limit_ns = min(
+                    limit_ns, alone_ns + (most / 2 if prompts else most) + 1.0
+                )  # sums of the same round apart
         costs = {slot: cost for mine in members.values() for slot, cost in mine}
         spent_ns = fit.k if fit is not None else 0.0
         self._decode_ns = spent_ns + sum(costs.values())
         if len(decoding) <= room and self._decode_ns <= limit_ns:
             return set(decoding)
         chosen: set[int] = set()
-        for slot in self._share.merge(members, self._weights):
+        for slot in self._merge(members):
             if len(chosen) >= room or (chosen and spent_ns + costs[slot] > limit_ns):
                 break
             chosen.add(slot)
@@ -150,7 +179,7 @@ class Turns:
         decode_ns = self._decode_ns if self.sharing else fit.ns(decode, self._mean_tokens * decode)
         slack = {}
         for name in {context.process.group.name for context in queue}:
-            others = [limit for other, limit in self._limits.items() if other != name]
+            others = [limit for other, limit in self._limits.items() if other != name and not self._behind(name, other)]
             slack[name] = min(AIM * target_ns, min(others, default=_NEVER)) - decode_ns
         self.pace.begin(slack)
 
@@ -171,6 +200,8 @@ class Turns:
         if self.sharing:
             self._left_out = {decoding[slot].process.group.name for slot in self.benched if slot in decoding}
             self._left_out |= {c.process.group.name for c in queue if c.slot not in chunked}
+            if self._late:  # what it leaves to a sibling is no credit against other uids
+                self._left_out = {n for n in self._left_out if n not in self._groups or not self._waits(n, True)}
 
     # -- after it -------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ import uvloop
 
 from attnix import __version__
 from attnix.boot_device import DEFAULT_BYTES, DEVICE_VARIABLE, DEVICES, Device, HbmSize, choose, hbm_bytes, parse_hbm
+from attnix.boot_sysctl import DEFAULTS
 from attnix.boot_tiers import (
     TierDrivers,
     TierRequest,
@@ -179,8 +180,8 @@ def check_memory(options: Options, frames_bytes: int, layout: RowLayout, dram: D
 
 
 def settings_of(options: Options) -> dict[str, int | str]:
-    """What --sysctl sets, checked.  Error: BootError."""
-    settings: dict[str, int | str] = {}
+    """What boot and --sysctl set, checked.  Error: BootError."""
+    settings: dict[str, int | str] = dict(DEFAULTS)
     for assignment in (*options.sysctl, *([f"tier.write={options.tier_write}"] if options.tier_write else ())):
         name, separator, value = assignment.partition("=")
         if not separator:

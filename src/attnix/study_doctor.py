@@ -65,7 +65,7 @@ class Service(Setup):
         return replace(self, max_admitted=self.frames // -(-self.prompt_tokens // self.block_tokens))
 
     def sysctl(self) -> dict[str, int | str]:
-        return {**({} if self.guarded else OFF), "sched.max_admitted": self.max_admitted}
+        return {"sched.policy": "fcfs", **({} if self.guarded else OFF), "sched.max_admitted": self.max_admitted}
 
 
 class _Service(Machine):

@@ -1,6 +1,7 @@
 """What becomes of the work done when more is asked than a machine can do: `attnix study overload`.
 
-    python -m attnix.study_overload [--profile NAME] [--seconds N] [--seed N] ...        one JSON document on stdout
+    python -m attnix.study_overload [--profile NAME] [--seconds N] [--control NAME] [--sysctl NAME=VALUE] ...
+                                                                           one JSON document on stdout
 
 The real kernel over the timed compute device of `attnix replay`, token by token.  First its capacity is measured: requests
 that are all there at once, and the rate at which they end, beginning and end left out.  Then requests come at half, one, two
@@ -8,8 +9,8 @@ and four times that rate for ten minutes (Poisson arrivals, an open loop: who is
 and answers of log-normal length, all different.  A request is good when its first token came within one target and each
 later one, on average, within another; goodput is what good requests get, per second.
 
-Once as this system is set up for it: new work that would wait for longer than half the first target is refused
-(sched.max_wait_ms), growth is reserved and the thrash guard is on.  And once without all three, as the control.
+That is done under three controls, `CONTROLS`: as whoever has such targets sets the system up, as `attnix boot` ships it, and
+without load control.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from attnix.boot_sysctl import DEFAULTS as BOOT
 from attnix.kernel import calls
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.core import Core
+from attnix.kernel.errors import Errno
 from attnix.kernel.events import Connect, DriverUp, Effect, Event, Exec, Reply, SetTimer, Syscall, Timer
 from attnix.kernel.look import vmstat
-from attnix.kernel.params import ABI_VERSION
+from attnix.kernel.params import ABI_VERSION, MAX_CONTEXTS
 from attnix.kernel.step import Kernel
+from attnix.kernel.sysctl import Sysctl
 from attnix.replay.device import Pass, TimedAccel
 from attnix.replay.profile import PROFILES, Profile
 from attnix.replay.workload import ANSWER_TOKENS, STOP_TOKEN, VOCAB_TOKENS
@@ -41,7 +45,28 @@ LOADS: Final = (0.5, 1.0, 2.0, 4.0)  # of the capacity
 _SPREAD: Final = 0.6  # sigma of the logarithm of lengths
 _LONGEST: Final = 4  # times the mean
 _CONN: Final = 1
+CAPACITY_REQUESTS: Final = 300
 OFF: Final[dict[str, int | str]] = {"sched.growth_permille": 0, "load.thrash_high_permille": 1000}
+
+
+class Control(NamedTuple):
+    """One way to set the system up.  wait_share: of the target for the first token, that new work may wait; 0: as sysctl says."""
+
+    name: str
+    title: str
+    sysctl: Mapping[str, int | str]
+    wait_share: float = 0.0
+
+
+CONTROLS: Final = (
+    # Who promises a time to the first token serves in order of arrival: the default order ends more jobs sooner, and some of
+    # those that are overtaken late (docs/load-control.md has both).
+    Control(
+        "target", "for a target: first come first served, refused what would wait for half of it", {"sched.policy": "fcfs"}, 0.5
+    ),
+    Control("boot", "as attnix boot ships it", BOOT),
+    Control("off", "first come first served, without: nobody refused, no growth reserve, no thrash guard", {"sched.policy": "fcfs", **OFF}),
+)  # fmt: skip
 
 
 class Request(NamedTuple):
@@ -64,6 +89,7 @@ class Setup:
     tpot_s: float = 0.2
     seed: int = 1
     block_tokens: int = 16
+    settings: tuple[tuple[str, int | str], ...] = ()  # on top of every control's
 
     @property
     def frames(self) -> int:
@@ -79,7 +105,7 @@ class Row:
     """One load.  *_s: seconds, or per second; good: within both targets."""
 
     load: float
-    controlled: bool
+    control: str
     offered: int = 0
     refused: int = 0
     without_retry: int = 0  # refusals that do not say when to come again
@@ -141,9 +167,7 @@ class Machine:
             devices=(DeviceConfig("hbm0", "hbm", setup.frames),), kv=profile.kv,
             window_tokens=-(-setup.window_tokens // block) * block, vocab_tokens=VOCAB_TOKENS, identity=(("study", profile.name),),
             block_tokens=block, max_contexts=slots, stop_tokens=(STOP_TOKEN,), kv_dtype="bfloat16",
-            # Who promises a time to the first token serves in order of arrival: the default order ends more jobs sooner, and some
-            # of those that are overtaken late (docs/load-control.md has both).
-            sysctl={"sched.step_tokens": setup.step_tokens, "sched.policy": "fcfs", **sysctl},
+            sysctl={"sched.step_tokens": setup.step_tokens, **sysctl},
         )  # fmt: skip
         rows = [memoryview(bytearray(config.layout.total_bytes))]
         self.kernel = Kernel(config, Core(bytes(range(16)), block, config.layout, [setup.frames], rows))
@@ -243,13 +267,14 @@ class Machine:
         self._ended.append(live)
 
 
-def capacity_s(setup: Setup, profile: Profile, requests: int = 300) -> float:
-    """Requests per second when there are always more."""
+def capacity_s(setup: Setup, profile: Profile, requests: int = CAPACITY_REQUESTS) -> float:
+    """Requests per second when there are always more, first come first served."""
     draw = random.Random(f"{setup.seed} capacity")
     asked = [
         Request(0, lengths(draw, setup.prompt_tokens), lengths(draw, setup.output_tokens)) for _ in range(requests)
     ]
-    machine = Machine(setup, profile, requests + 8, {})
+    everybody: dict[str, int | str] = {"sched.max_wait_ms": 0, "sched.max_queue": 0}
+    machine = Machine(setup, profile, requests + 8, {"sched.policy": "fcfs", **dict(setup.settings), **everybody})
     machine.run(asked)
     ends = sorted(s.end_ns for s in machine.served)
     first, last = len(ends) // 5, len(ends) * 4 // 5
@@ -262,18 +287,20 @@ def quantile(values: Sequence[float], permille: int) -> float:
     return ordered[max(0, -(-len(ordered) * permille // 1000) - 1)] if ordered else 0.0
 
 
-def overload(setup: Setup, profile: Profile, capacity: float, load: float, controlled: bool) -> Row:
+def overload(setup: Setup, profile: Profile, capacity: float, load: float, control: Control) -> Row:
     asked = poisson(setup, load * capacity)
-    sysctl: Mapping[str, int | str] = {"sched.max_wait_ms": round(setup.ttft_s * 500)} if controlled else OFF
-    slots = 1024 if controlled else len(asked) + 8
-    machine = Machine(setup, profile, slots, sysctl)
+    sysctl = dict(control.sysctl)
+    if control.wait_share:
+        sysctl["sched.max_wait_ms"] = round(1000 * control.wait_share * setup.ttft_s)
+    slots = len(asked) + 8 if control.name == "off" else MAX_CONTEXTS
+    machine = Machine(setup, profile, slots, {**sysctl, **dict(setup.settings)})
     machine.run(asked)
     end_s = max(setup.seconds, max((s.end_ns for s in machine.served), default=0) / 1e9)
     good = [s for s in machine.served if s.ttft_s <= setup.ttft_s and s.tpot_s <= setup.tpot_s]
     counters = vmstat(machine.kernel.machine)
     retry = [r["retry_after_ms"] / 1e3 for r in machine.refusals if "retry_after_ms" in r]
     return Row(
-        load, controlled, len(asked), len(machine.refusals), len(machine.refusals) - len(retry), len(machine.served), len(good),
+        load, control.name, len(asked), len(machine.refusals), len(machine.refusals) - len(retry), len(machine.served), len(good),
         len(good) / end_s, sum(s.request.output_tokens for s in good) / end_s,
         sum(s.request.output_tokens for s in machine.served) / end_s,
         quantile([s.ttft_s for s in machine.served], 500), quantile([s.ttft_s for s in machine.served], 990),
@@ -283,14 +310,25 @@ def overload(setup: Setup, profile: Profile, capacity: float, load: float, contr
     )  # fmt: skip
 
 
-def study(setup: Setup, profile: Profile, loads: Sequence[float] = LOADS, control: bool = True) -> dict[str, Any]:
+def study(
+    setup: Setup, profile: Profile, controls: Sequence[Control], loads: Sequence[float] = LOADS
+) -> dict[str, Any]:
     capacity = capacity_s(setup, profile)
-    rows = [
-        overload(setup, profile, capacity, load, controlled)
-        for controlled in ((True, False) if control else (True,))
-        for load in loads
-    ]
-    return {"setup": asdict(setup), "frames": setup.frames, "capacity_s": capacity, "rows": [asdict(r) for r in rows]}
+    rows = [asdict(overload(setup, profile, capacity, load, control)) for control in controls for load in loads]
+    titles = {control.name: control.title for control in controls}
+    return {"setup": asdict(setup), "frames": setup.frames, "capacity_s": capacity, "controls": titles, "rows": rows}
+
+
+def setting(text: str) -> tuple[str, int | str]:
+    """NAME=VALUE.  Error: argparse.ArgumentTypeError."""
+    name, separator, value = text.partition("=")
+    try:
+        if not separator:
+            raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+        Sysctl().set(name, value)
+    except Errno as error:
+        raise argparse.ArgumentTypeError(str(error.detail["message"])) from error
+    return name, value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -302,11 +340,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("ttft-s", float), ("tpot-s", float), ("seed", int),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=getattr(standard, name.replace("-", "_")))
-    parser.add_argument("--no-control", dest="control", action="store_false")
+    parser.add_argument("--control", action="append", choices=[control.name for control in CONTROLS], default=[])
+    parser.add_argument("--load", action="append", type=float, default=[])
+    parser.add_argument("--sysctl", action="append", type=setting, default=[], metavar="NAME=VALUE")
     asked = vars(parser.parse_args(arguments))
-    control = asked.pop("control")
-    setup = Setup(**asked)
-    json.dump(study(setup, PROFILES[setup.profile], control=control), sys.stdout)
+    names, loads, settings = asked.pop("control"), asked.pop("load") or LOADS, asked.pop("sysctl")
+    controls = [control for control in CONTROLS if control.name in names or not names]
+    setup = Setup(**asked, settings=tuple(settings))
+    json.dump(study(setup, PROFILES[setup.profile], controls, loads), sys.stdout)
     print()
     return 0
 

@@ -24,6 +24,7 @@ from attnix.syscalls.client import Client, Context, Stream, connect
 Boot = Callable[..., str]
 
 THREADS = ("--threads", os.environ.get("OMP_NUM_THREADS", "0"))  # 0: as many as there are cores (tests/conftest.py)
+PATIENT = ("--sysctl", "sched.max_wait_ms=0")  # nobody is refused, however slow this machine is
 DEADLINE_S = 600.0  # of whatever a busy machine does; a quiet one needs a twentieth
 KV_FRAME_BYTES = (
     368_640  # SmolLM2-135M in bfloat16: 30 layers, keys and values, 3 heads, 16 tokens, 64 numbers of 2 bytes
@@ -39,7 +40,7 @@ def boot(tmp_path: Path) -> Iterator[Boot]:
     def start(model: str, *flags: str) -> str:
         path = str(tmp_path / f"d{len(daemons)}" / "s.sock")
         command = [sys.executable, "-m", "attnix.boot", "--model", model, "--socket", path]
-        command += ["--state-dir", str(tmp_path / "state"), "--max-contexts", "256", *THREADS, *flags]
+        command += ["--state-dir", str(tmp_path / "state"), "--max-contexts", "256", *THREADS, *PATIENT, *flags]
         errors = tmp_path / f"stderr{len(daemons)}"
         with errors.open("w") as file:
             daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
@@ -93,6 +94,7 @@ class Daemon:
             "--max-contexts",
             "128",
             *THREADS,
+            *PATIENT,
             *flags,
         ]
         folder.mkdir(exist_ok=True)

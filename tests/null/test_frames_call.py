@@ -83,15 +83,15 @@ def test_a_part_is_the_same_part_of_the_whole() -> None:
     assert part.blocks == whole.blocks[3:7] and part.cids == whole.cids[3:7]
 
 
-def test_of_others_one_learns_that_frames_are_taken() -> None:
+def test_frames_of_others_look_free() -> None:
     system = SimulatedSystem(frames=10)
     owner, other = system.connect(), system.connect(uid=2000)
     ask(owner, [1, 2, 3, 4, 5])
     mine = ask(other, [6, 7, 8, 9, 10])
     seen = told(other)
-    assert sorted(seen.states) == [0] * 6 + [1, 2, 4, 4]
-    assert {cid for cid in seen.cids if cid} == {cid_of(other, mine)}
-    assert all(seen.blocks[f] == -1 and seen.ages[f] == -1 for f, state in enumerate(seen.states) if state == 4)
+    assert seen.states == [2, 1] + [0] * 8, "its own come first, in the order of its blocks"
+    assert seen.cids == [cid_of(other, mine)] * 2 + [0] * 8 and seen.logical[:2] == [0, 1]
+    assert seen.blocks == [-1] * 10 and told(other, start=1, count=3).states == [1, 0, 0]
     assert [told(owner).states.count(n) for n in (1, 2, 4)] == [2, 2, 0]
 
 

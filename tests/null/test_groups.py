@@ -250,7 +250,7 @@ def test_who_may_set_and_see_what(system: SimulatedSystem) -> None:
 def test_limits_that_make_no_sense(system: SimulatedSystem) -> None:
     owner = system.connect(1000)
     for resource, soft, hard in (
-        ("disk", -1, 3), ("hbm", 5, 3), ("hbm", -2, 3), ("contexts", 3, 5), ("tokens_s", 3, 5), ("weight", 1, 5),
+        ("disk", -1, 3), ("hbm", 5, 3), ("hbm", -2, 3), ("contexts", 6, 5), ("tokens_s", 6, 5), ("contexts", 33, -1), ("weight", 1, 5),
         ("weight", -1, 10_001), ("hbm", -1, 1 << 31),
     ):  # fmt: skip
         refused(owner, E.EINVAL, "setlimit", "uid:1000", resource, soft, hard)
@@ -402,6 +402,59 @@ def test_a_rate_that_is_lifted_lets_go_at_once(system: SimulatedSystem) -> None:
     assert client.result(request).reason == "length"
 
 
+def test_tokens_of_the_last_second_are_shown_where_they_are_promised(system: SimulatedSystem) -> None:
+    client, owner = system.connect(1001), system.connect(1000)
+    limit(owner, "uid:1001", "tokens_s", soft=100)
+    context(client, 30)
+    (row,) = [r for r in owner.call("groups", "uid:1001").rows[0].limits if r.resource == "tokens_s"]
+    assert (row.used, row.soft, row.hard) == (30, 100, 0)
+    limit(owner, "uid:1001", "tokens_s", soft=0)
+    assert owner.call("groups", "uid:1001").rows[0].limits[4][1:] == (0, 0, 0)
+
+
+# -- contexts that are promised -------------------------------------------------------------------------------------
+
+
+def test_context_slots_that_are_guaranteed_are_left_free(system: SimulatedSystem) -> None:
+    system = SimulatedSystem(frames=12, max_contexts=6, core=type(system.core))
+    client, other, owner = system.connect(1001), system.connect(1002), system.connect(1000)
+    limit(owner, "uid:1001", "contexts", soft=3)
+    error = refused(owner, E.EINVAL, "setlimit", "uid:1002", "contexts", 4, -1)
+    assert (error.detail["wanted"], error.detail["guaranteed"], error.detail["limit"]) == (4, 3, 6)
+    theirs = [context(other, 4, first=50 * k) for k in range(3)]
+    for name, args in (
+        ("alloc_context", ()),
+        ("fork", (theirs[0], 1)),
+        ("score", (theirs[0], ints([1]))),
+        ("spawn", ("x", 0, theirs[0])),
+    ):
+        error = refused(other, E.ENOMEM, name, *args)
+        assert (error.detail["wanted"], error.detail["free"], error.detail["limit"]) == (1, 0, 6)
+    mine = [context(client, 4, first=50 * k) for k in range(3)]
+    refused(client, E.ENOMEM, "alloc_context")  # none is left, and it has what it was promised
+    client.call("release", mine[0])
+    refused(other, E.ENOMEM, "alloc_context")
+    client.call("alloc_context")
+    other.call("release", theirs[0])
+    client.call("alloc_context")  # a guarantee is no limit
+    limit(owner, "uid:1001", "contexts", soft=0)
+    assert system.kernel.fsck() == []
+
+
+def test_a_sub_groups_contexts_are_guaranteed_within_its_uids_limit(system: SimulatedSystem) -> None:
+    client, owner = system.connect(1001), system.connect(1000)
+    limit(owner, "uid:1001", "contexts", 4)
+    limit(client, "uid:1001/a", "contexts", soft=3)
+    refused(client, E.EINVAL, "setlimit", "uid:1001/b", "contexts", 2, -1)
+    context(client, 4)
+    error = refused(client, E.EDQUOT, "alloc_context")
+    assert error.detail["limit"] == 4 and "3 are guaranteed" in str(error.detail["message"])
+    pid = spawn(client, "uid:1001/a")
+    for k in range(3):
+        context(client, 4, first=50 * k, pid=pid)
+    refused(client, E.EDQUOT, "alloc_context", pid)
+
+
 # -- tiers ----------------------------------------------------------------------------------------------------------
 
 
@@ -475,7 +528,7 @@ def test_one_uid_does_not_see_what_another_does(system: SimulatedSystem) -> None
 
     def look() -> list[Any]:
         rows = tuple(row._replace(age_ns=0) for row in client.call("ps").processes)
-        seen = [client.call(name) for name in ("tiers", "vmstat", "groups", "fsck", "getrusage")]
+        seen = [client.call(name) for name in ("tiers", "vmstat", "groups", "fsck", "getrusage", "pressure")]
         return [rows, *seen, client.call("stat", ctx), client.call("pagemap", ctx), client.call("explain", ctx)]
 
     before = look()
@@ -511,5 +564,7 @@ def test_the_log_is_for_everybody_only_while_there_is_one_user() -> None:
         client.call("dmesg", 0)
     assert refused.value.code is E.EACCES
     assert owner.call("dmesg", 0).rows
-    system.disconnect(owner)
-    assert client.call("dmesg", 0).rows
+    system.disconnect(owner)  # the log still has what it did
+    assert refused.value.detail["uid"] == 1000
+    with pytest.raises(Errno):
+        client.call("dmesg", 0)

@@ -139,7 +139,6 @@ class GroupsMachine(RuleBasedStateMachine):
         soft=st.sampled_from([-1, -1, 0, 1, 2]),
     )
     def setlimit(self, group: str, resource: str, hard: int, soft: int) -> None:
-        soft = soft if resource in ("hbm", "dram") else -1
         request = self.owner.post("setlimit", group, resource, soft, hard)
         reply = self.owner.replies[request]
         assert reply.code in (0, E.EBUSY, E.EINVAL)
@@ -192,7 +191,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for group in GROUPS:
             for resource in ("hbm", "dram", "contexts", "tokens_s"):
-                self.owner.call("setlimit", group, resource, 0 if resource in ("hbm", "dram") else -1, 0)
+                self.owner.call("setlimit", group, resource, 0, 0)
             for pid in self.pids[group]:
                 self.client(group).call("kill", pid, 18)
         self.system.run()

@@ -56,7 +56,7 @@ class _Controlled(KernelMachine):
     def teardown(self) -> None:
         super().teardown()
         psi = self.system.kernel.machine.psi
-        assert not psi._subscriptions and psi.stalled == (False, False)
+        assert not psi._subscriptions and psi.machine.state == (False, False)
         assert all(not s.queue and not s.decoding for s in self.system.kernel.machine.schedulers)
 
 

@@ -52,10 +52,10 @@ def test_a_window_is_off_by_less_than_a_part(stalls: list[tuple[int, int]], late
     assert abs(window.stalled_ns(now * MS) / MS - true) <= 100
 
 
-def stalling() -> tuple[SimulatedSystem, SimulatedClient, int, int]:
+def stalling(uid: int = 1000) -> tuple[SimulatedSystem, SimulatedClient, int, int]:
     """Eight frames.  The first context has five, the second wants five: it waits until the first is done."""
     system = SimulatedSystem(core=Core, frames=8, block_tokens=4)
-    client = system.connect()
+    client = system.connect(uid)
     first, second = (client.call("alloc_context").ctx for _ in range(2))
     client.post("append", first, ints([1] * 18))
     generation = client.post("generate", first, 4)
@@ -115,7 +115,7 @@ def fire(system: SimulatedSystem, ns: int) -> None:
 
 
 def test_a_subscriber_is_told_once_per_crossing_and_timers_run_only_meanwhile() -> None:
-    system, client, generation, _ = stalling()
+    system, client, generation, _ = stalling(1001)
     watcher = system.connect(uid=1001)  # nobody's administrator
     watcher.call("pressure", 250, 1600)
     assert not system.timers

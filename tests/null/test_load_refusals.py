@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnix.kernel
+import attnix.syscalls
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.backlog import Backlog
 from attnix.kernel.core import Core
@@ -19,38 +20,69 @@ S, MS = 1_000_000_000, 1_000_000
 # Fields that a refusal has to carry: all of them, or, for EBUSY, one that says by whom the object is in use.
 NUMBERS = {
     "ENOMEM": {"wanted", "free"},
-    "E2BIG": {"wanted", "limit"},
+    "E2BIG": {"limit"},
     "EDQUOT": {"wanted", "limit"},
     "EAGAIN": {"retry_after_ms"},
 }
 WHO = {"cid", "pid", "conn", "request", "device", "wait", "state", "group"}
+SIZE = {"wanted", "bytes"}
+# Of every other, one at least: which argument, which object, or who may.  In these nothing that was asked for is wrong.
+BARE = {"ENOSYS", "EIO", "ECANCELED", "ETIMEDOUT"}
+
+
+def fields_of(code: ast.expr, rest: list[ast.expr], keywords: list[ast.keyword]) -> tuple[str, set[str]] | None:
+    """(errno, fields) where `code` is E.SOMETHING: what is passed by name, and what a dictionary beside it has."""
+    if not (isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id == "E"):
+        return None
+    fields = {k.arg for k in keywords if k.arg is not None}
+    for each in rest:
+        if isinstance(each, ast.Dict):
+            fields |= {k.value for k in each.keys if isinstance(k, ast.Constant) and isinstance(k.value, str)}
+    return code.attr, fields
 
 
 def refusals() -> list[tuple[str, str, set[str]]]:
-    """(where, errno, fields) of each that the kernel's source makes."""
+    """(where, errno, fields) of each that the source of the kernel and of the daemon makes."""
     found = []
-    for path in sorted(Path(attnix.kernel.__file__).parent.glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Errno"):
-                continue
-            code = node.args[0]
-            if isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id == "E":
-                fields = {k.arg for k in node.keywords if k.arg is not None}
-                found.append((f"{path.name}:{node.lineno}", code.attr, fields))
+    for package in (attnix.kernel, attnix.syscalls):
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                made: tuple[str, set[str]] | None = None
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id in ("Errno", "SnapshotError")
+                ):
+                    made = fields_of(node.args[0], [], node.keywords)
+                elif isinstance(node, ast.Call) and any(isinstance(a, ast.Dict) for a in node.args):
+                    made = next((m for k, a in enumerate(node.args) if (m := fields_of(a, node.args[k:], []))), None)
+                elif isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[1], ast.Dict):
+                    made = fields_of(node.elts[0], node.elts[1:], [])
+                if made is not None:
+                    found.append((f"{folder.name}/{path.relative_to(folder)}:{getattr(node, 'lineno', 0)}", *made))
     return found
 
 
 def test_refusals_carry_numbers() -> None:
     found = refusals()
-    assert {"ENOMEM", "E2BIG", "EDQUOT", "EAGAIN", "EBUSY"} <= {code for _, code, _ in found}
-    bare = [
-        f"{where}: {code} without {', '.join(sorted(NUMBERS[code] - fields))}"
-        for where, code, fields in found
-        if code in NUMBERS and not NUMBERS[code] <= fields
-    ]
-    bare += [
-        f"{where}: EBUSY does not say by whom" for where, code, fields in found if code == "EBUSY" and not fields & WHO
-    ]
+    assert {"ENOMEM", "E2BIG", "EDQUOT", "EAGAIN", "EBUSY", "EACCES", "EINVAL", "ENOENT", "ENODEV"} <= {
+        c for _, c, _ in found
+    }
+    assert {"kernel/backlog.py", "syscalls/wire.py", "syscalls/snapshots.py"} <= {
+        where.split(":")[0] for where, _, _ in found
+    }
+    bare = []
+    for where, code, fields in found:
+        missing = NUMBERS.get(code, set()) - fields
+        if missing:
+            bare.append(f"{where}: {code} without {', '.join(sorted(missing))}")
+        elif code == "EBUSY" and not fields & WHO:
+            bare.append(f"{where}: EBUSY does not say by whom")
+        elif code == "E2BIG" and not fields & SIZE:
+            bare.append(f"{where}: E2BIG does not say how large it is")
+        elif code not in BARE and not fields - {"message", "closing"}:
+            bare.append(f"{where}: {code} says in no field what is wrong")
     assert not bare, "\n".join(bare)
 
 

@@ -9,7 +9,7 @@ from statistics import median_low
 
 import pytest
 
-from attnix.kernel.tools import DISTRIBUTION, JUDGED, MOST_TOOLS, OWN_SAMPLES, Sample, Tools
+from attnix.kernel.tools import DISTRIBUTION, JUDGED, MOST_TOOLS, OWN_SAMPLES, OfUids, Sample, Tools
 
 S = 1_000_000_000
 
@@ -142,3 +142,18 @@ def test_the_same_calls_in_the_same_order_say_the_same(seed: int) -> None:
             tools.learn(f"t{rng.randrange(5)}", rng.randrange(S), rng.choice([-1, rng.randrange(1, S)]))
         said.append([tools.forecast(f"t{k}", eta) for k in range(6) for eta in (-1, S // 3)])
     assert said[0] == said[1]
+
+
+def test_what_is_known_is_written_down_and_found_again_uid_by_uid() -> None:
+    """The owner's under the tool's name, as all were before uids were told apart; another's behind its uid."""
+    uids = OfUids(1000)
+    for uid, took_ns in ((1000, 5), (1001, 7)):
+        uids.of(uid).learn("search", took_ns)
+    assert len({tool.number for tool in uids.heard()}) == 2, "policies tell them apart"
+    records = uids.unwritten()
+    assert [(r.tool, array("q", r.durations).tolist()) for r in records] == [("search", [5]), ("1001\x1fsearch", [7])]
+    assert uids.unwritten() == ()
+    again = OfUids(1000)
+    for record in records:
+        again.restore(record)
+    assert [again.of(uid).forecast("search").expected_ns for uid in (1000, 1001, 1002)] == [5, 7, -1]

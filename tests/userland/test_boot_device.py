@@ -12,6 +12,7 @@ from attnix.drivers.accel.config import ModelConfig, weight_scalars
 from attnix.drivers.accel.cuda.open import open_device
 from attnix.drivers.accel.weights import expected_shapes
 from attnix.kernel.geometry import RowLayout
+from attnix.kernel.sysctl import Sysctl
 
 SMALL = ModelConfig("qwen2", 2, 64, 96, 4, 2, 16, 97, 128, 1e-5, 1e4, qkv_bias=True)
 H200 = Found("H200", 140 << 30, 141 << 30, 90)
@@ -95,3 +96,11 @@ def test_a_model_that_the_kernels_cannot_run_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("ATTNIX_CUDA_DRY", "interpreter")
     with pytest.raises(ValueError, match="head dim 16: the CUDA kernels have 64, 96, 128, 256"):
         open_device("cuda-dry", 0, "fast", SMALL, 16)
+
+
+def test_boot_bounds_the_wait_unless_it_is_told_otherwise() -> None:
+    """A minute; the bare kernel refuses nobody.  What is given on the command line goes before."""
+    assert boot.settings_of(boot.parse(["--model", "sim"])) == {"sched.max_wait_ms": 60_000}
+    assert Sysctl().max_wait_ms == 0
+    flags = ["--model", "sim", "--sysctl", "sched.max_wait_ms=0", "--sysctl", "sched.max_queue=9"]
+    assert boot.settings_of(boot.parse(flags)) == {"sched.max_wait_ms": "0", "sched.max_queue": "9"}

@@ -131,6 +131,8 @@ def test_overload_prints_a_row_per_load_and_how_much_is_left_at_the_last(attnix:
     assert (said.err, said.status) == ("", 0)
     lines = said.out.splitlines()
     loads = [line.split()[0] for line in lines if line.split() and line.split()[0].endswith("x")]
-    assert loads == ["0.5x", "1x", "2x", "4x"] * 2
-    assert sum("of the best goodput" in line for line in lines) == 2
+    assert loads == ["0.5x", "1x", "2x", "4x"] * 3
+    assert sum("of the best goodput" in line for line in lines) == 3
+    said = attnix("study", "overload", *flags, "--control", "boot", "--load", "1", "--sysctl", "sched.max_queue=1")
+    assert said.status == 0 and sum("1x" in line.split() for line in said.out.splitlines()) == 1
     assert max(map(len, lines)) <= 125

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -168,14 +169,24 @@ def overload(
     ttft: Annotated[float, typer.Option(help="Target: seconds to the first token.", min=0)] = 10.0,
     tpot: Annotated[float, typer.Option(help="Target: seconds per token after it.", min=0)] = 0.2,
     seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 1,
-    control: Annotated[bool, typer.Option(help="Run without load control, too.")] = True,
+    control: Annotated[
+        list[str], typer.Option(help="Only this way to set it up: target, boot or off.", metavar="NAME")
+    ] = [],  # noqa: B006
+    load: Annotated[list[float], typer.Option(help="Only this load, in capacities.", metavar="TIMES")] = [],  # noqa: B006
+    sysctl: Annotated[
+        list[str], typer.Option(help="A tunable, whatever the way to set it up.", metavar="NAME=VALUE")
+    ] = [],  # noqa: B006
     as_json: JsonOption = False,
 ) -> None:
-    """What is still done at up to four times a machine's capacity (simulated clock): good requests, refusals, preemptions."""
+    """What is still done at up to four times a machine's capacity (simulated clock): good requests, refusals, preemptions.
+
+    Under three controls: as whoever promises a time to the first token sets it up, as `attnix boot` ships it, and without.
+    """
     printed = measured(
         "attnix.study_overload", "--profile", profile, "--seconds", str(seconds), "--prompt-tokens", str(prompt_tokens),
         "--output-tokens", str(output_tokens), "--contexts", str(contexts), "--step-tokens", str(step_tokens),
-        "--ttft-s", str(ttft), "--tpot-s", str(tpot), "--seed", str(seed), *[] if control else ["--no-control"],
+        "--ttft-s", str(ttft), "--tpot-s", str(tpot), "--seed", str(seed), *_each("--control", control), *_each("--load", load),
+        *_each("--sysctl", sysctl),
     )  # fmt: skip
     if as_json:
         sys.stdout.write(printed)
@@ -185,15 +196,19 @@ def overload(
         f"{profile} with {count(found['frames'])} frames: capacity {found['capacity_s']:.2f} requests/s of {prompt_tokens} + "
         f"{output_tokens} tokens; {seconds:.0f} s of each load\ngood: first token in {ttft:g} s, each later one in {tpot:g} s"
     )
-    for controlled in sorted({row["controlled"] for row in found["rows"]}, reverse=True):
-        rows = [row for row in found["rows"] if row["controlled"] is controlled]
-        show("\nload control" if controlled else "\nwithout: nobody refused, no growth reserve, no thrash guard")
+    for name, title in found["controls"].items():
+        rows = [row for row in found["rows"] if row["control"] == name]
+        show(f"\n{name}: {title}")
         show(_overload(rows))
         best = max(row["good_s"] for row in rows) or 1.0
         show(f"at {rows[-1]['load']:g}x: {rows[-1]['good_s'] / best:.1%} of the best goodput")
     show(
         "TTFT, TPOT of what was served; TAKEN running contexts that lost their frames; RETRY median of what the refused were told"
     )
+
+
+def _each(option: str, values: Sequence[object]) -> list[str]:
+    return [part for value in values for part in (option, str(value))]
 
 
 @study.command("doctor")

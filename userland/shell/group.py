@@ -52,9 +52,7 @@ def set_(
             metavar="AMOUNT",
         ),
     ] = "",
-    soft: Annotated[
-        str, typer.Option(help="Guaranteed against other groups: frames, bytes, or none.", metavar="AMOUNT")
-    ] = "",
+    soft: Annotated[str, typer.Option(help="Guaranteed against other groups: as --hard.", metavar="AMOUNT")] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:
