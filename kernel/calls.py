@@ -485,8 +485,8 @@ class WaitToolArgs(NamedTuple):
 
 class WaitToolResult(NamedTuple):
     wait: int  # number of this wait, never used again: `resume` names it
-    decision: str  # keep | demote | drop: what is done with its KV when `keep_ms` are over
-    keep_ms: int  # for how long it stays in hbm in any case
+    decision: str  # keep | demote | drop: what becomes of its frames (docs/lifetimes.md)
+    keep_ms: int  # for how long they are taken after everybody else's; 0: not
     expected_ms: int  # when it is expected back: the eta, or what was learnt of the tool; -1: nobody knows
     deadline_ms: int
 

@@ -154,8 +154,8 @@ class Lifetimes:
             self._deadlines.add(at_ns, wait, m.now_ns)
         if wait.keep_until_ns:
             self._keeps.add(wait.keep_until_ns, (wait, wait.keep_until_ns), m.now_ns)
-        elif wait.decision == "demote":
-            self._copy_down(context)
+        else:
+            self._let_go(wait)
         if not self.resident(context):
             self.lost(wait)
         expected_ms = (wait.due_ns - m.now_ns) // MS if wait.due_ns else -1
@@ -323,6 +323,13 @@ class Lifetimes:
         """The cheaper of loading and computing so many frames of it; 0: unknown."""
         known = [ns for ns in (self._moving_ns(context, frames)[1], self._computing_ns(context, frames)) if ns >= 0]
         return min(known, default=0.0)
+
+    def _let_go(self, wait: Wait) -> None:
+        """It was decided not to keep its frames."""
+        if wait.decision != "keep" and not self.ranks:
+            self._m.schedulers[wait.context.device].idle.first(wait.context)
+        if wait.decision == "demote":
+            self._copy_down(wait.context)
 
     def _copy_down(self, context: Context) -> None:
         """So that its frames can go at once when they are wanted.  Not while there are plenty: then nobody wants them."""

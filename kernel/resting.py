@@ -3,7 +3,7 @@
 Least recently used first, unless the wait policy ranks them (Lifetimes.ranks): then of some that were used least recently and
 some that are due last, the one whose frames are worth least is first: what it takes to bring a frame back, divided by the
 time until somebody wants it.  A context that waits for a tool and is within its keep time is not in this order at all; it
-comes when nothing else is left.
+comes when nothing else is left.  One whose keep time is over, or that was to be demoted or dropped at once, is the next.
 
 Looking costs a bounded number of candidates, however many rest.
 """
@@ -50,6 +50,11 @@ class Resting:
         else:
             self._file(context)
 
+    def first(self, context: Context) -> None:
+        """It is the next to go, unless it is within its keep time."""
+        if context.cid in self._order:
+            self._order.move_to_end(context.cid, last=False)
+
     def _next(self) -> int:
         self._number += 1
         return self._number
@@ -80,7 +85,7 @@ class Resting:
             if not wait.over and wait.keep_until_ns <= self._m.now_ns and context.cid in self._kept:
                 del self._kept[context.cid]
                 self._file(context)
-                self._order.move_to_end(context.cid, last=False)
+                self.first(context)
 
     def victims(self) -> Iterator[Context]:
         """Who lets go first, next, ...; for as long as nobody but these is added or removed."""

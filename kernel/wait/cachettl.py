@@ -3,8 +3,9 @@
     tau* = argmax over tau in {0} and the observed durations of  P(d <= tau) * B - tau
     B    = mean queueing delay of follow-ups that were evicted * memoryfulness + the time to reload or compute
 
-Holding the context for tau costs tau; with probability P(d <= tau) it saves what its return would cost otherwise.  With
-nothing observed durations are taken for exponential with a mean of one second, and then tau* = ln B, with B in seconds.
+Holding the context for tau costs tau; with probability P(d <= tau) it saves what its return would cost otherwise.  Where
+holding gains nothing (tau* = 0), it lets go before those that merely rest.  With nothing observed durations are taken for
+exponential with a mean of one second, and then tau* = ln B, with B in seconds.
 """
 
 from __future__ import annotations
@@ -47,5 +48,5 @@ class CacheTtl:
     def decide(self, outlook: Outlook) -> Decision:
         benefit = benefit_ns(outlook)
         keep_ns = time_to_live(outlook.distribution, benefit)
-        what = "demote" if outlook.out_ns >= 0 else "keep"
+        what = "demote" if outlook.out_ns >= 0 else "drop" if outlook.compute_ns >= 0 else "keep"
         return Decision(what, keep_ns, f"its return is worth {benefit / 1e6:.1f} ms")

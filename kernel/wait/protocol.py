@@ -1,12 +1,14 @@
 """What a wait policy is to the kernel: a function from measured numbers to keep, demote or drop.
 
-A policy decides once, when a wait begins.  `keep_ns` is how long the context's frames are taken after everybody else's;
-what comes after that, or at once when it is 0:
+A policy decides once, when a wait begins.  `keep_ns` is how long the context's frames are taken after everybody else's; when
+that is over they are the next to go.  Without it:
 
-    keep    nothing: it takes its turn among those that rest
-    demote  its blocks are copied down, so that its frames can go at once when they are wanted, and they go first
-    drop    they go first, and nothing is copied for it
+    keep    it takes its turn among those that rest, as the last that was used
+    demote  its frames are the next to go, and its blocks are copied down ahead, so that they can go at once (with a keep
+            time: when that is over)
+    drop    its frames are the next to go, and nothing is copied ahead
 
+While a policy ranks those that rest, nobody is next because of a decision: what is due last and costs least is.
 Frames are never given away for nothing: as long as nobody wants them, a context that was dropped finds everything where
 it left it.
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from attnix.drivers.sim_model import reference_tokens
+from attnix.drivers.sim_model import SamplingChoice, reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import DriverDown, DriverGone, ExecDone, StopAt
-from attnix.simulated import SimulatedSystem, ints, tokens_of
+from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
 
 def small(**more: object) -> SimulatedSystem:
@@ -245,3 +245,93 @@ def test_a_driver_that_is_gone_for_good_leaves_nobody_hanging() -> None:
     assert error.value.code is E.EHOSTDOWN and "no such model file" in str(error.value)
     system.driver_up(0)
     assert len(tokens_of(client.call("generate", ctx, 3).tokens)) == 3
+
+
+# -- case 12: several choices of one prompt --------------------------------------------------------------------------
+
+SHARED = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+def choices(client: SimulatedClient, n: int) -> list[int]:
+    """Handles of n forks of a context that has computed its prompt, which goes."""
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(SHARED))
+    client.system.run()
+    forks = list(client.call("fork", ctx, n).ctxs)
+    client.call("release", ctx)
+    return forks
+
+
+@pytest.mark.parametrize("generating", [False, True])
+def test_a_client_that_goes_takes_all_of_its_choices_along_in_that_step(generating: bool) -> None:
+    """Its frames too, but for those of the pass that is running: those come back with it."""
+    system = small()
+    other, client = system.connect(), system.connect()
+
+    def shown() -> list[int]:
+        """Contexts in ps, by process; asked without a pass."""
+        return [len(process.contexts) for process in other.result(other.post("ps")).processes]
+
+    before = shown()
+    for k, ctx in enumerate(choices(client, 4)):
+        client.post("generate", ctx, 4096, 1.0, 0, 1.0, 0.0, k)
+    for _ in range(3):
+        system.tick()
+    assert sum(shown()) == 4 and system.sequences_pending == 4
+    if not generating:
+        client.result(client.post("kill", 0, 19))
+        system.run()
+    assert system.available() < 32
+    system.disconnect(client)
+    assert shown() == before[:1], "neither a choice nor the process that had them"
+    if generating:
+        assert system.tick() and not any(system.pending), "one pass was running, and no other one begins"
+    assert system.available() == 32 and not system.kernel.machine.contexts
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("passes", range(4))
+def test_two_clients_want_four_choices_each_and_there_is_room_for_one_of_them(first: int, passes: int) -> None:
+    """Both ask while their prompts are being computed.  Whoever asks first gets all four, the other none of them, and all four
+    when the first has gone."""
+    system = small(max_contexts=7, sysctl={"sched.step_tokens": 4})
+    clients = [system.connect(), system.connect()]
+    sources = [client.call("alloc_context").ctx for client in clients]
+    for client, ctx in zip(clients, sources, strict=True):
+        client.post("append", ctx, ints(SHARED))
+    for _ in range(passes):
+        system.tick()
+    winner, loser = clients[first], clients[1 - first]
+    won = winner.post("fork", sources[first], 4)
+    lost = loser.post("fork", sources[1 - first], 4)
+    assert len(winner.result(won).ctxs) == 4 and loser.replies[lost].code == E.ENOMEM
+    assert len(system.kernel.machine.contexts) == 2 + 4, "all or none"
+    system.run()
+    system.disconnect(winner)
+    ctxs = loser.call("fork", sources[1 - first], 4).ctxs
+    requests = [loser.post("generate", ctx, 5) for ctx in ctxs]
+    system.run()
+    assert [tokens_of(loser.result(r).tokens) for r in requests] == [reference_tokens(SHARED, 5)] * 4
+
+
+@pytest.mark.parametrize("frames", [32, 7])
+def test_choices_that_end_early_take_nothing_from_those_that_go_on(frames: int) -> None:
+    """One ends and is released, one is released in the middle; with frames for all, and for two of them only."""
+    system = SimulatedSystem(core=Core, frames=frames, block_tokens=4, window_tokens=28)
+    client, other = system.connect(), system.connect()
+    ctxs = choices(client, 4)
+    wants = (2, 12, 12, 12)
+    requests = [
+        client.post("generate", ctx, n, 1.0, 0, 1.0, 0.0, k) for k, (ctx, n) in enumerate(zip(ctxs, wants, strict=True))
+    ]
+    system.run(until=lambda: requests[0] in client.replies and len(client.streamed.get(requests[1], ())) > 2)
+    client.result(client.post("release", ctxs[0]))
+    client.result(client.post("release", ctxs[1]))
+    # Whoever takes a frame that is wrongly free writes over it.
+    filler = other.call("alloc_context").ctx
+    other.post("append", filler, ints(range(200, 212)))
+    system.run()
+    for k in (2, 3):
+        want = reference_tokens(SHARED, wants[k], choice=SamplingChoice(temperature=1.0, seed=k))
+        assert client.streamed[requests[k]] == tokens_of(client.result(requests[k]).tokens) == want
+    assert not system.double_replies

@@ -130,19 +130,28 @@ def test_nobody_passes_what_would_wait_for_them() -> None:
 @pytest.mark.parametrize("policy", registry.names())
 @pytest.mark.parametrize("frames", [2000, 60])
 def test_a_long_prompt_gets_its_turn_while_short_ones_keep_coming(policy: str, frames: int) -> None:
-    """The short ones bring more work than the device can do; the bound of line.py is on those that overtake."""
+    """The short ones bring more work than the device can do, and have what the policy looks at: a prefix that is in hbm, an
+    older program, one that was served less, an earlier deadline.  The bound of line.py is on those that overtake."""
     system = build(policy, step_tokens=16, frames=frames, max_contexts=400)
     client = system.user()
-    system.ask(client, fresh(1, 16), 1)
-    late = 5_000 if policy == "deadline" else 0
-    _, long = system.ask(client, fresh(2, 160), 1, ttft_ms=late)
+    old, greedy = (client.call("spawn", name).pid for name in ("old", "greedy"))
+    common = fresh(1, 16)
+    system.ask(client, common, 1, old)
+    if policy == "least_attained":
+        for i in range(14):
+            system.ask(client, fresh(400 + i, 160), 1, greedy)
+    system.run()
+    system.ask(client, fresh(3, 16), 1)  # so that something runs when the long one comes
+    timed = policy == "deadline"
+    _, long = system.ask(client, fresh(2, 160), 1, greedy, ttft_ms=8_000 if timed else 0)
     shorts: list[int] = []
     for i in range(300):
-        system.ask_at(i * 5 * MS, shorts, client, fresh(10 + i, 12), 1)
+        prompt = [*common, *fresh(10 + i, 12)]
+        system.ask_at(system.now_ns + i * 5 * MS, shorts, client, prompt, 1, old, ttft_ms=4_000 if timed else 0)
     system.run(until=lambda: (client.conn, long) in system.token_ns)
     before = sum((client.conn, s) in system.token_ns for s in shorts)
     assert before <= OVERTAKES
-    if policy in ("shortest_prefill",):
+    if policy not in ("fcfs", "priority"):  # where only what came earlier, or is nicer, goes before it
         assert before >= OVERTAKES // 2, "it was not overtaken: the test shows nothing"
     system.run()
     assert all(client.replies[request].code == 0 for request in shorts)

@@ -78,15 +78,22 @@ def test_what_a_waiting_context_allows() -> None:
     assert system.kernel.machine.lifetimes.waiting == 0
 
 
-def test_at_its_deadline_a_context_is_as_before_the_wait() -> None:
-    """Case 38: no answer within 1 s, an answer at 1.1 s, two answers."""
+@pytest.mark.parametrize("demoted", [False, True])
+def test_at_its_deadline_a_context_is_as_before_the_wait(demoted: bool) -> None:
+    """Case 38: no answer within 1 s, an answer at 1.1 s, two answers; its KV in hbm, or in dram by then."""
     system = small(dram=32)
     client, ctx, wait = waiting(system, deadline=1000)
+    if demoted:
+        assert client.call("demote", ctx, "dram").resident_blocks == 3
+        system.run()
+        assert client.call("stat", ctx).blocks == 0
     system.advance(999 * MS)
-    assert client.call("stat", ctx).state == "tool_wait"
+    assert client.call("stat", ctx).state == "tool_wait" and states(client) == [("tool_wait", ["tool_wait"])]
     system.advance(1 * MS)
     row = client.call("stat", ctx)
     assert (row.state, row.tokens, row.wait) == ("idle", len(PROMPT), 0)
+    assert states(client) == [("ready", ["idle"])]
+    assert bool(row.blocks) is not demoted, "a deadline moves nothing"
     (notice,) = client.notices
     assert notice == ("wait", (ctx, row.cid, wait, "search", "deadline"))
     system.advance(100 * MS)
@@ -97,6 +104,7 @@ def test_at_its_deadline_a_context_is_as_before_the_wait() -> None:
     computed = system.kernel.machine.counters["computed_tokens"]
     assert tokens_of(client.call("generate", ctx, 5).tokens) == reference_tokens(PROMPT, 5)
     assert system.kernel.machine.counters["computed_tokens"] == computed + 5, "its KV was intact"
+    assert client.call("stat", ctx).usage.dram_tokens == (len(PROMPT) if demoted else 0)
     counts = client.call("vmstat").counters
     assert (counts["tool_waits"], counts["tool_waits_late"], counts["contexts_in_tool_wait"]) == (1, 1, 0)
 
@@ -207,18 +215,61 @@ def test_a_retry_after_a_client_timeout_starts_from_what_is_done() -> None:
     assert sum(computed) <= 80 + 6 * 8, "no block is computed twice"
 
 
-def test_truncate_on_a_context_that_never_finished_a_step() -> None:
-    """Case 38: trim works from any state."""
+@pytest.mark.parametrize(
+    "state",
+    ["empty", "idle", "prefill", "tool_wait", "never finished a step", "stopped", "in dram", "loading", "preempted"],
+)
+def test_truncate_works_from_any_state(state: str) -> None:
+    """Case 38: trim works from any state.  What is left is what was there, and what is said after it is right."""
+    system = small(dram=32, frames=8, sysctl={"sched.step_tokens": 4})
+    client = system.connect()
+    pid = client.call("spawn", "agent").pid
+    ctx = client.call("alloc_context", pid).ctx
+    if state != "empty":
+        client.post("append", ctx, ints(PROMPT))
+    if state not in ("empty", "prefill", "never finished a step"):
+        system.run()
+    if state in ("tool_wait", "never finished a step"):
+        client.post("wait_tool", ctx, "search")
+    elif state == "stopped":
+        client.post("append", ctx, ints([1, 2]))
+        client.call("kill", pid, 19)
+    elif state in ("in dram", "loading"):
+        client.call("demote", ctx, "dram")
+        if state == "loading":
+            client.post("prefetch", ctx, "hbm")
+            assert any(system.pending), "on its way"
+    elif state == "preempted":
+        other = client.call("alloc_context").ctx
+        client.call("append", other, ints(range(100, 132)))
+        assert client.call("stat", ctx).blocks == 0
+    keep = 0 if state == "empty" else 3
+    cut = client.post("truncate", ctx, keep)
+    system.run()
+    assert client.result(cut).tokens == keep == client.call("stat", ctx).tokens
+    if state == "stopped":
+        client.call("kill", pid, 18)
+    if client.call("stat", ctx).wait:
+        client.call("resume", ctx)
+    client.call("append", ctx, ints([4, 4]))
+    log = [*PROMPT[:keep], 4, 4]
+    assert tokens_of(client.call("generate", ctx, 6).tokens) == reference_tokens(log, 6)
+
+
+def test_truncate_while_it_generates_names_what_to_cancel_and_works_after_that() -> None:
     system = small()
     client = system.connect()
     ctx = client.call("alloc_context").ctx
     client.post("append", ctx, ints(PROMPT))
-    client.post("wait_tool", ctx, "search")
-    cut = client.post("truncate", ctx, 3)
-    system.run()
-    assert client.result(cut).tokens == 3
-    client.call("resume", ctx, 0, ints([4]))
-    assert tokens_of(client.call("generate", ctx, 4).tokens) == reference_tokens([3, 1, 4, 4], 4)
+    request = client.post("generate", ctx, 20)
+    system.run(until=lambda: len(client.streamed.get(request, ())) > 2)
+    assert refused(E.EBUSY, client, "truncate", ctx, 3)["request"] == request
+    assert len(client.streamed[request]) < 20, "nothing was done"
+    client.post("cancel", request)
+    system.run(until=lambda: request in client.replies)
+    assert client.result(request).reason == "cancelled"
+    assert client.call("truncate", ctx, 3).tokens == 3
+    assert tokens_of(client.call("generate", ctx, 4).tokens) == reference_tokens(PROMPT[:3], 4)
 
 
 def test_stop_and_continue_around_a_wait() -> None:

@@ -20,13 +20,21 @@ from hypothesis.stateful import precondition, rule
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.kernel.events import Event
+from attnix.kernel.events import Event, Syscall
 from attnix.kernel.ids import Cid
 from attnix.kernel.order import registry as orders
+from attnix.kernel.wait.registry import POLICIES
 from attnix.simulated import CoreMaker, SimulatedSystem, ints
 from tests.null.test_kernel_state_machine import BLOCK, FRAMES, ROOM, WINDOW, KernelMachine, Mirror
 
 MS = 1_000_000
+
+
+def links_cost(system: SimulatedSystem) -> None:
+    """A frame takes 1 ms down and 2 ms up, as far as decisions go: what costs nothing is not known, and then all is kept."""
+    costs = system.kernel.machine.costs
+    for verb, ms in (("read", 1), ("write", 2)):
+        costs.link(0, verb).bytes_s = costs.frame_bytes * 1000 / ms
 
 
 class Waits(KernelMachine):
@@ -36,6 +44,7 @@ class Waits(KernelMachine):
     def __init__(self) -> None:
         super().__init__()
         self.system.record = True
+        links_cost(self.system)
         self.ends: dict[int, int] = {}  # by cid: deadline of the wait it is in, 0: none
         self.numbers: dict[int, int] = {}  # by cid: number of the wait that it was in last
 
@@ -80,6 +89,13 @@ class Waits(KernelMachine):
         assert said.wait > self.numbers.get(mirror.cid, 0)
         self.numbers[mirror.cid] = said.wait
         self.ends[mirror.cid] = self.system.now_ns + deadline * MS if deadline >= 0 else 0
+
+    @rule(policy=st.sampled_from(sorted(POLICIES)), ttl_ms=st.sampled_from([0, 2, 2000]))
+    @precondition(lambda self: any(client.uid == 1000 for client in self.clients))
+    def change_wait_policy(self, policy: str, ttl_ms: int) -> None:
+        owner = next(client for client in self.clients if client.uid == 1000)
+        owner.result(owner.post("sysctl", "wait.policy", policy))
+        owner.result(owner.post("sysctl", "wait.ttl_ms", ttl_ms))
 
     @rule(which=st.integers(0, 9), answer=st.lists(st.integers(0, 3), max_size=6), by_cid=st.booleans())
     @precondition(lambda self: self.ends)
@@ -210,6 +226,7 @@ def replayed(machine: Waits, log: list[tuple[int, Event, list[Any]]]) -> None:
         frames=FRAMES, block_tokens=BLOCK, window_tokens=WINDOW, devices=machine.devices, core=machine.core, max_contexts=10,
         sysctl={"sched.step_tokens": 9, "sched.max_running": 4}, **machine.tiers,
     )  # fmt: skip
+    links_cost(again)
     for now_ns, event, effects in log:
         assert again.kernel.step(event, now_ns) == effects, event
 
@@ -230,17 +247,27 @@ def test_a_hundred_interleavings(half: int) -> None:
         machine = Waits()
         prompts = [[rng.randrange(4) for _ in range(rng.randrange(1, 16))] for _ in range(4)]
         machine.begin(prompts, rng.choice(orders.names()), rng.choice([0, 1]))
+        policy = rng.choice(sorted(POLICIES))
+        machine.change_wait_policy(policy, rng.choice([0, 2, 2000]))
         for _ in range(60):
             step(machine, rng)
         machine.teardown()
         counts.update(machine.system.kernel.machine.counters)
+        counts[f"under {policy}"] += machine.system.kernel.machine.counters["tool_waits"]
+        kills = [e.args for _, e, _ in machine.system.log if isinstance(e, Syscall) and e.name == "kill"]
+        counts.update(f"signal {args[1]}" for args in kills)
     for name in (
         "tool_waits_answered",
         "tool_waits_late",
+        "tool_waits_keep",
+        "tool_waits_demote",
+        "tool_waits_drop",
         "injected_tokens",
         "exec_failed",
         "driver_deaths",
         "wait_prefetches",
+        *(f"under {policy}" for policy in POLICIES),
+        *(f"signal {number}" for number in (9, 15, 18, 19)),
     ):
         assert counts[name] > 0, name
 

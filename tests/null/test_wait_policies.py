@@ -72,6 +72,9 @@ def test_what_a_return_costs() -> None:
     assert benefit_ns(outlook(queue_ns=200.0 * MS, memoryfulness=0.5)) == 130 * MS
     decision = CacheTtl().decide(outlook(distribution=[10.0 * MS] * 9 + [5.0 * S]))
     assert (decision.what, decision.keep_ns) == ("demote", 10 * MS)
+    nowhere = outlook(out_ns=-1.0, back_ns=-1.0)
+    assert CacheTtl().decide(nowhere)[:2] == ("drop", 0), "a second is longer than the 500 ms that it saves"
+    assert CacheTtl().decide(nowhere._replace(compute_ns=-1.0))[:2] == ("keep", 0), "nothing is known"
 
 
 # -- the three wastes -------------------------------------------------------------------------------------------------

@@ -115,10 +115,17 @@ class TimedSystem(SimulatedSystem):
         return ctx, client.post("generate", ctx, answer, *rest)
 
     def ask_at(
-        self, ns: int, into: list[int], client: SimulatedClient, prompt: list[int], answer: int, pid: int = 0
+        self,
+        ns: int,
+        into: list[int],
+        client: SimulatedClient,
+        prompt: list[int],
+        answer: int,
+        pid: int = 0,
+        **targets: int,
     ) -> None:
         """The same, later; the request goes into the list."""
-        self.at(ns, lambda: into.append(self.ask(client, prompt, answer, pid)[1]))
+        self.at(ns, lambda: into.append(self.ask(client, prompt, answer, pid, **targets)[1]))
 
 
 def fresh(number: int, length: int) -> list[int]:

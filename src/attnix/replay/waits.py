@@ -64,7 +64,7 @@ def compare(
     workloads: Sequence[Workload], profile: Profile, capacities: Sequence[str], variants: Sequence[str],
     policy: str = "lru", sysctl: Mapping[str, int | str] | None = None, say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:  # fmt: skip
-    """say: how far it is.  workloads: the same sessions in several orders: a closed loop is chaotic, and one order proves little.
+    """say: how far it is.  workloads: one trace in several orders: a closed loop is chaotic, and one order proves little.
 
     KeyError: a variant that is not one.  ValueError: a capacity that is not one.
     """
