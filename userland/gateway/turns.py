@@ -181,14 +181,14 @@ class Turn:
         return Conversation(key.name, gateway.upstream.connection, process, context)
 
     async def _with_room(self, call: Callable[[], Awaitable[R]]) -> R:
-        """`call`, given up kept contexts and pins for when there is no room for another: of this key if its group is full."""
+        """`call`, given up kept contexts and pins for when there is no room for another: of this group if it is full."""
         for _ in range(_ROOM_TRIES):
             try:
                 return await call()
             except (NoMemory, QuotaExceeded) as error:
-                key = self._ask.key
-                own = error.detail.get("group") == self._gateway.keys.full(key.group)
-                if not await self._gateway.make_room(key.name if own else None):
+                keys, group = self._gateway.keys, self._ask.key.group
+                own = error.detail.get("group") == keys.full(group)
+                if not await self._gateway.make_room(keys.sharing(group) if own else None):
                     raise
         return await call()
 
