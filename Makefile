@@ -64,7 +64,7 @@ test: model $(VENV)/.chromium
 
 FUZZ_S ?= 300
 fuzz-http: build
-	ATTNIX_FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest -q tests/gateway/test_fuzz.py
+	ATTNIX_FUZZ_S=$(FUZZ_S) $(BIN)/python -m pytest -q -rP tests/gateway/test_fuzz.py
 
 # -- checks ---------------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from urllib.parse import urlsplit
 
 import pytest
 
 from attnix.userland.bench import gateway as bench
-from attnix.userland.bench.gateway_load import NEW_TOKENS, Load, measure
+from attnix.userland.bench.gateway_load import NEW_TOKENS, Load, measure, rows
 
 from .conftest import Gateway
 
@@ -35,15 +36,28 @@ async def test_half_of_the_streams_are_cut_and_nothing_of_them_is_left(gateway: 
     served = gateway(pass_ms=1, frames=256)
     at = urlsplit(served.url)
     assert at.hostname and at.port
-    load = Load(12)
-    contexts = await measure(load, served.daemon.socket, (at.hostname, at.port))
-    assert len(load.times) == len(load.cuts) == 6
-    assert all(len(times) >= NEW_TOKENS // 2 for times in load.times)
-    assert contexts["contexts"] == (0, 0)
+    cut, uncut = loads = Load(12, 6, 1), Load(12, 0, 2)
+    held = await measure(loads, served.daemon.socket, (at.hostname, at.port))
+    assert (len(cut.times), len(uncut.times)) == (6, 12)
+    assert all(len(times) >= NEW_TOKENS // 2 for load in loads for times in load.times)
+    assert held == {"contexts": (0, 0), "processes": (2, 2), "frames": (0, 0)}
 
 
-def test_pauses_are_those_that_began_in_the_span() -> None:
-    load = Load(2)
-    load.times = [[1.0, 1.5, 3.5], [2.0, 2.25]]
-    assert load.pauses_ms(1.0, 2.0) == [500.0, 2000.0]
-    assert load.pauses_ms(2.0, 9.0) == [250.0]
+def test_rows_put_streams_beside_those_of_which_none_is_cut() -> None:
+    def load(pauses_ms: list[float]) -> Load:
+        made = Load(10, 0, 1)
+        made.times = [list(accumulate((ms / 1e3 for ms in pauses_ms), initial=5.0)) for _ in range(10)]
+        return made
+
+    # A pause of 40 ms among 15 of 20 ms while some go, and 10 ms each afterwards; before, what does not count.
+    early, going, afterwards = [900.0] * 8, [20.0] * 8 + [40.0] + [20.0] * 7, [10.0] * 15
+    cut = [load([*early, *going, *afterwards])] * 3
+    uncut = [load([each * factor for each in (*early, *going, *afterwards)]) for factor in (2, 3, 9)]
+    found = rows(256, cut, uncut)
+    assert [row.case.partition(", ")[2] for row in found] == [
+        f"{name}, 256 streams, {when}" for when in ("while half are cut", "after") for name in ("p50", "p99")
+    ]
+    assert [(row.ours, row.theirs) for row in found] == [
+        pytest.approx(pair) for pair in ((20, 60), (40, 120), (10, 30), (10, 30))
+    ]
+    assert {(row.peer, row.n) for row in found} == {("none cut", 3)}

@@ -10,6 +10,7 @@ Run by conftest.py as a script; options come as one JSON object.  It says `ready
     tokenizer       path of a real tokenizer, instead of `pieces`; messages stay the client's business
     stop_tokens     ids that end a generation
     pass_ms         what a forward takes
+    gate            path of a FIFO; each byte written to it lets one forward end, and none ends without
     text_ms         what a text job takes
     state           state directory, for a journal and snapshots; without it there are none
     uid             the uid that every client is said to have; null: the real one
@@ -22,6 +23,9 @@ import asyncio
 import json
 import os
 import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +71,46 @@ class ByteText:
         pass
 
 
-class SimPort:
-    """The simulated device: answers each pass after `delay_s`."""
+class Gate:
+    """Lets through one for each byte that is written to a FIFO, in order."""
 
-    def __init__(self, device: SimDevice, delay_s: float) -> None:
+    def __init__(self, path: str) -> None:
+        self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # for writing as well: it never ends
+        self._open = 0
+        self._waiting: deque[Callable[[], object]] = deque()
+        asyncio.get_running_loop().add_reader(self._fifo, self._opened)
+
+    def then(self, go: Callable[[], object]) -> None:
+        self._waiting.append(go)
+        self._let()
+
+    def _opened(self) -> None:
+        self._open += len(os.read(self._fifo, 65536))
+        self._let()
+
+    def _let(self) -> None:
+        while self._open and self._waiting:
+            self._open -= 1
+            self._waiting.popleft()()
+
+
+class SimPort:
+    """The simulated device: answers each pass after `delay_s`, and when the gate lets it."""
+
+    def __init__(self, device: SimDevice, delay_s: float, gate: Gate | None) -> None:
         self.device = device
         self.daemon: Daemon
         self._delay_s = delay_s
+        self._gate = gate
 
     def exec(self, effect: Exec) -> None:
         self.device.computed.clear()
         done = self.device.execute(effect)
-        asyncio.get_running_loop().call_later(self._delay_s, self.daemon.feed, done)
+        answer = partial(asyncio.get_running_loop().call_later, self._delay_s, self.daemon.feed, done)
+        if self._gate is None:
+            answer()
+        else:
+            self._gate.then(answer)
 
     def transfer(self, effect: Transfer) -> None:
         raise AssertionError("there is one tier")
@@ -165,7 +197,8 @@ async def serve(options: dict[str, Any]) -> int:
     layout = (frames, config.layout, rows, block, vocab)
     scripts = options.get("scripts")
     device = ScriptedDevice(*layout, scripts=scripts) if scripts else SimDevice(*layout, script=script)
-    port = SimPort(device, options.get("pass_ms", 0) / 1000)
+    gate = Gate(options["gate"]) if "gate" in options else None
+    port = SimPort(device, options.get("pass_ms", 0) / 1000, gate)
     pieces = options.get("pieces", [chr(n) for n in range(128)] + [bytes([n]).hex() for n in range(128, 256)])
     text = None
     if pieces is not None:

@@ -136,9 +136,9 @@ class Parked:
                 return near, False
         return None
 
-    def oldest(self, owner: str | None = None) -> Conversation | None:
-        """The longest parked, of one owner or of all, taken out: room is needed."""
-        found = next((one for one in self._all.values() if owner in (None, one.owner)), None)
+    def oldest(self, owners: frozenset[str] | None = None) -> Conversation | None:
+        """The longest parked, of these owners or of all, taken out: room is needed."""
+        found = next((one for one in self._all.values() if owners is None or one.owner in owners), None)
         if found is not None:
             self._take(found)
         return found

@@ -131,13 +131,13 @@ class Gateway:
         """The same, and wait until it is done."""
         await end_quietly(conversation.process.client, conversation.process.pid)
 
-    async def make_room(self, owner: str | None) -> bool:
-        """Give up what was kept or pinned longest, of one key or of all.  False: there is nothing."""
-        oldest = self.parked.oldest(owner)
+    async def make_room(self, owners: frozenset[str] | None) -> bool:
+        """Give up what was kept or pinned longest, of these keys or of all.  False: there is nothing."""
+        oldest = self.parked.oldest(owners)
         if oldest is not None:
             await self.give_up(oldest)
             return True
-        pin = self.pins.oldest(owner)
+        pin = self.pins.oldest(owners)
         if pin is not None:
             await end_quietly(self.upstream.client, pin.pid)
         return pin is not None

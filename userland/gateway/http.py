@@ -49,16 +49,16 @@ def guarded(gateway: Gateway, api: Api, handler: Handler) -> Callable[[Request],
         try:
             check_host(gateway, request)
             key = gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
-            key.enter()
+            key.quota.enter(time.monotonic())
             try:
                 response = await handler(request, key)
             except BaseException:
-                key.leave()
+                key.quota.leave()
                 raise
             if isinstance(response, Streaming):
-                response.then(key.leave)
+                response.then(key.quota.leave)
             else:
-                key.leave()
+                key.quota.leave()
         except ClientGone:
             gateway.metrics.gone.inc()
             response = Response(status_code=499)  # nobody reads it

@@ -5,8 +5,8 @@
     key = "sk-alice-..."            # or sha256 = "..." of it
     group = "alice"                 # sub-group of the gateway's uid that pays for it; the name unless given
     domain = "alice"                # who shares its prefixes; the group unless given
-    requests_per_minute = 60        # none unless given
-    concurrent = 8
+    requests_per_minute = 60        # of the group, all its keys together; none unless given
+    concurrent = 8                  # the same
     [key.limits]                    # of the group, as `attnix group set`
     hbm_frames = 100
     tokens_s = 500
@@ -14,7 +14,8 @@
     weight = 200
 
 The gateway has one uid on the daemon's socket, so what it can keep apart are that uid's own sub-groups and sub-domains:
-`uid:N/alice`.  Keys of different domains never find each other's prefixes.
+`uid:N/alice`.  Keys of different domains never find each other's prefixes.  What is limited is a group: each of its keys may
+say so, and those that do say the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import hmac
 import os
 import re
 import stat
-import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +39,8 @@ _LIMITS: Final = {
     "hbm_frames": "hbm", "dram_frames": "dram", "nvme_frames": "nvme",
     "tokens_s": "tokens_s", "contexts": "contexts", "weight": "weight",
 }  # fmt: skip
-_FIELDS: Final = {"name", "key", "sha256", "group", "domain", "requests_per_minute", "concurrent", "limits"}
+_RATES: Final = ("requests_per_minute", "concurrent")
+_FIELDS: Final = {"name", "key", "sha256", "group", "domain", *_RATES, "limits"}
 
 
 class BadKeys(Exception):
@@ -47,39 +48,52 @@ class BadKeys(Exception):
 
 
 @dataclass
+class Quota:
+    """What the keys of one group may ask of this gateway together; 0: any number.
+
+    requests_per_minute  a token bucket that holds one minute's worth
+    concurrent           requests at a time
+    """
+
+    requests_per_minute: int = 0
+    concurrent: int = 0
+    running: int = 0
+    _left: float = 0.0
+    _at_s: float | None = None
+
+    def enter(self, now_s: float) -> None:
+        """A request begins; `leave` when it ends.  Error: ApiError 429, and nothing has begun."""
+        if self.concurrent and self.running >= self.concurrent:
+            message = f"{self.running} requests of this key's group run already, which is its limit"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=1)
+        if self.requests_per_minute:
+            most, rate = float(self.requests_per_minute), self.requests_per_minute / 60
+            self._left = most if self._at_s is None else min(most, self._left + (now_s - self._at_s) * rate)
+            self._at_s = now_s
+            if self._left < 1:
+                message = f"this key's group may make {self.requests_per_minute} requests a minute"
+                wait_s = (1 - self._left) / rate
+                raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)
+            self._left -= 1
+        self.running += 1
+
+    def leave(self) -> None:
+        self.running -= 1
+
+
+@dataclass
 class Key:
-    """One caller.  group and domain are "" for the gateway's own."""
+    """One caller.  group and domain are "" for the gateway's own.
+
+    limits  what its row says of its group, as it is named there
+    """
 
     name: str
     digest: bytes = b""
     group: str = ""
     domain: str = ""
-    requests_per_minute: int = 0
-    concurrent: int = 0
     limits: dict[str, int] = field(default_factory=dict)
-    running: int = 0
-    _tokens: float = 0.0
-    _at_s: float = 0.0
-
-    def enter(self) -> None:
-        """A request begins; `leave` when it ends.  Error: ApiError 429."""
-        if self.concurrent and self.running >= self.concurrent:
-            message = f"{self.running} requests of this key run already, which is its limit"
-            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=1)
-        if self.requests_per_minute:
-            rate, now = self.requests_per_minute / 60, time.monotonic()
-            most = float(self.requests_per_minute)
-            self._tokens = min(most, self._tokens + (now - self._at_s) * rate) if self._at_s else most
-            self._at_s = now
-            if self._tokens < 1:
-                message = f"this key may make {self.requests_per_minute} requests a minute"
-                wait_s = (1 - self._tokens) / rate
-                raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=wait_s)
-            self._tokens -= 1
-        self.running += 1
-
-    def leave(self) -> None:
-        self.running -= 1
+    quota: Quota = field(default_factory=Quota)
 
 
 class Keys:
@@ -110,6 +124,15 @@ class Keys:
         for what in ("name", "digest"):
             if len({getattr(key, what) for key in keys}) < len(keys):
                 raise BadKeys(f"{path} has two keys of one {'name' if what == 'name' else 'value'}")
+        groups: dict[str, dict[str, int]] = {}
+        for key in keys:
+            said = groups.setdefault(key.group, {})
+            for what, number in key.limits.items():
+                if said.setdefault(what, number) != number:
+                    raise BadKeys(f"{path}: keys of the group {key.group} differ in {what}: {said[what]} and {number}")
+        quotas = {name: Quota(*(said.get(what, 0) for what in _RATES)) for name, said in groups.items()}
+        for key in keys:
+            key.quota = quotas[key.group]
         return Keys(keys)
 
     def of(self, authorization: str, x_api_key: str) -> Key:
@@ -126,14 +149,19 @@ class Keys:
             raise ApiError(401, "this API key is not known here", code="invalid_api_key")
         return found[0]
 
+    def sharing(self, group: str) -> frozenset[str]:
+        """Names of a group's keys."""
+        return frozenset(key.name for key in self.keys if key.group == group)
+
     async def apply(self, client: AsyncClient) -> None:
         """Set the groups' limits on a daemon that has just been connected."""
         assert client.server is not None
         self.uid = client.server.uid
         for key in self.keys:
-            for resource, hard in key.limits.items():
-                soft = -1
-                await client.setlimit(self.full(key.group), resource, soft, hard)
+            for what, resource in _LIMITS.items():
+                if what in key.limits:
+                    soft, hard = -1, key.limits[what]
+                    await client.setlimit(self.full(key.group), resource, soft, hard)
 
     def full(self, name: str) -> str:
         """A sub-group's or sub-domain's whole name; "" stays the uid's own."""
@@ -162,18 +190,11 @@ def _key(row: Any, where: str) -> Key:
     limits = row.get("limits", {})
     if not isinstance(limits, dict) or set(limits) - set(_LIMITS):
         raise BadKeys(f"{where}: limits are {', '.join(_LIMITS)}")
-    numbers = {
-        "requests_per_minute": row.get("requests_per_minute", 0),
-        "concurrent": row.get("concurrent", 0),
-        **limits,
-    }
+    numbers = {what: row[what] for what in _RATES if what in row} | limits
     for what, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise BadKeys(f"{where}: {what} is a number of 0 or more, not {number!r}")
-    return Key(
-        name, bytes.fromhex(digest), group, domain, numbers["requests_per_minute"], numbers["concurrent"],
-        {_LIMITS[what]: limits[what] for what in limits},
-    )  # fmt: skip
+    return Key(name, bytes.fromhex(digest), group, domain, numbers)
 
 
 def read_keys(path: str) -> Keys:

@@ -106,9 +106,11 @@ class _Completion:
 
         tasks = [asyncio.ensure_future(pump(number, ask)) for number, ask in enumerate(self._asks)]
         total, left = Spent(), len(tasks)
+        end = asyncio.get_running_loop().time() + self._gateway.settings.time_limit_s  # of all: each turn has as much
         try:
             while left:
-                news = await queue.get()
+                async with asyncio.timeout_at(end):
+                    news = await queue.get()
                 if isinstance(news, BaseException):
                     raise news
                 if isinstance(news, Done):

@@ -90,7 +90,8 @@ def _errors(shape: str) -> dict[str, Any]:
 def _post(name: str, body: dict[str, Any], shape: str, error: str, streams: bool) -> dict[str, Any]:
     whole = _content("application/json", _ref(shape))
     if streams:
-        whole["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        # No schema: some would read it as the whole stream's, some as each event's.
+        whole["content"]["text/event-stream"] = {}
     return {
         "operationId": name,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},

@@ -39,10 +39,10 @@ class Pins:
         self._all.move_to_end(digest)
         return [self._all.popitem(last=False)[1][0] for _ in range(len(self._all) - MAX_PINS)]
 
-    def oldest(self, owner: str | None) -> AsyncProcess | None:
-        """The least recently used, of one owner or of all, taken out: room is needed."""
+    def oldest(self, owners: frozenset[str] | None) -> AsyncProcess | None:
+        """The least recently used, of these owners or of all, taken out: room is needed."""
         for digest, (process, _, its) in self._all.items():
-            if owner in (None, its):
+            if owners is None or its in owners:
                 del self._all[digest]
                 return process
         return None

@@ -182,14 +182,14 @@ class Turn:
         return Conversation(key.name, gateway.upstream.connection, process, context)
 
     async def _with_room(self, call: Callable[[], Awaitable[R]]) -> R:
-        """`call`, given up kept contexts and pins for when there is no room for another: of this key if its group is full."""
+        """`call`, given up kept contexts and pins for when there is no room for another: of this group if it is full."""
         for _ in range(_ROOM_TRIES):
             try:
                 return await call()
             except (NoMemory, QuotaExceeded) as error:
-                key = self._ask.key
-                own = error.detail.get("group") == self._gateway.keys.full(key.group)
-                if not await self._gateway.make_room(key.name if own else None):
+                keys, group = self._gateway.keys, self._ask.key.group
+                own = error.detail.get("group") == keys.full(group)
+                if not await self._gateway.make_room(keys.sharing(group) if own else None):
                     raise
         return await call()
 
@@ -310,16 +310,15 @@ class Turn:
         self, context: AsyncContext, reply: Reply, path: Path, start: int, seed: int
     ) -> AsyncGenerator[Piece, None]:
         """A reply that follows a grammar, token by token (grammar.py)."""
-        ask, loop = self._ask, asyncio.get_running_loop()
+        ask = self._ask
         words = TextStream(self._markers() or self._gateway.words.model.table, ask.stop)
         most = ask.max_tokens if ask.max_tokens is not None else 1 << 60
         window = self._gateway.words.uname.window_tokens
         counts: dict[int, int] = {}
-        likeliest = await context.forward(max(TOP_K, ask.logprobs), path.allowed()) if most > 0 else []
+        top = max(TOP_K, ask.logprobs)
+        likeliest = await self._in_time(context.forward(top, path.allowed())) if most > 0 else []
         reply.reason = "length"
         while len(reply.tokens) < most and start + len(reply.tokens) < window:
-            if loop.time() > self._end:
-                raise TimeoutError
             token, logprob = draw(
                 likeliest, temperature=ask.temperature, top_p=ask.top_p, seed=seed,
                 position=start + len(reply.tokens), counts=counts, presence_penalty=ask.presence_penalty,
@@ -345,12 +344,17 @@ class Turn:
                 await context.append(tokens=[token])
                 break
             try:
-                likeliest = await context.forward(max(TOP_K, ask.logprobs), path.allowed(), [token])
+                likeliest = await self._in_time(context.forward(top, path.allowed(), [token]))
             except TooBig:
                 break
         heard = reply.hear("" if reply.stop else words.finish()) + reply.end()
         if heard:
             yield Piece(reply.index, heard, [], ())
+
+    async def _in_time(self, call: Awaitable[R]) -> R:
+        """Error: TimeoutError, also while a limit of its group holds the context back."""
+        async with asyncio.timeout_at(self._end):
+            return await call
 
     def _markers(self) -> TokenTable | None:
         """Text in which the control tokens show that the scanner has to see; None: there are none."""
