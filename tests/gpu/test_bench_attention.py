@@ -39,7 +39,7 @@ def test_answers_are_compared_as_shares_of_their_length() -> None:
         assert not apart(other, want) <= TOLERANCE
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], None]) -> None:
+def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], Any]) -> None:
     whole = bench_attention.ours
 
     def ours(setting: Setting) -> Callable[[], torch.Tensor]:

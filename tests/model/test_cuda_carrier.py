@@ -230,14 +230,16 @@ def test_a_pass_without_gates_waits_for_a_load_into_its_frames(rig: Rig, monkeyp
     assert rig.end().failed == ()
 
 
-def test_gates_of_other_loaders_are_looked_at(rig: Rig) -> None:
+def test_gates_of_other_loaders_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader in another process tells the gate in shared memory; a later ticket means that ours is over."""
     expected = rig.next_token()
     assert isinstance(expected, ExecDone)
-    opener = threading.Timer(0.02, lambda: rig.gates.__setitem__(GATE, gate_value(TICKET, LAYERS)))
-    opener.start()
-    done = rig.next_token([(GATE, TICKET)])
-    opener.join()
+    with monkeypatch.context() as loader:  # it comes while the pass waits
+        loader.setattr(
+            "attnix.drivers.accel.cuda.gating.time.sleep",
+            lambda s: rig.gates.__setitem__(GATE, gate_value(TICKET, LAYERS)),
+        )
+        done = rig.next_token([(GATE, TICKET)])
     assert isinstance(done, ExecDone) and done.tops == expected.tops and done.waited_ns > 0
     rig.gates[GATE] = gate_value(TICKET + 1, 0)
     done = rig.next_token([(GATE, TICKET)])
@@ -302,12 +304,12 @@ def test_a_load_that_finds_no_memory_fails_and_leaves_nothing_under_way(
     assert (rig.arena[rig.frames] == 0x22).all()
 
 
-class DefaultStream(TorchDispatchMode):
+class DefaultStream(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What changes the frames outside of `computing` happens when this ends: no stream of the engine waits for the default
     one.  Inside it is done when it is asked for, as ever in a dry run."""
 
     def __init__(self, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.frames, self.inside = frames.untyped_storage().data_ptr(), 0
         self.late: list[Callable[[], Any]] = []
         whole = DryDevice.computing
@@ -324,7 +326,7 @@ class DefaultStream(TorchDispatchMode):
         monkeypatch.setattr(DryDevice, "computing", computing)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        to = args[0] if args else None
+        to: Any = args[0] if args else None
         changes = func._schema.is_mutable and isinstance(to, torch.Tensor)
         if changes and not self.inside and to.untyped_storage().data_ptr() == self.frames:
             self.late.append(lambda: func(*args, **(kwargs or {})))

@@ -336,6 +336,7 @@ def test_running_out_of_device_memory_is_an_errno(
     tiny_model: Tiny, backend: Any, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], error: RuntimeError
 ) -> None:
     """The pass fails with ENOMEM, and the next one is as if nothing had been."""
+    monkeypatch.setattr(errors, "end_driver", lambda error: pytest.fail(f"the driver would end: {error}"))
     path, _ = tiny_model("llama")
     rig = backend(path, settings=DRY)
     text = text_of(20)

@@ -174,6 +174,7 @@ class _Run:
         for engine in (self.ours, peer):  # compile and touch everything once
             engine.prefill(self.prompts(8, 128))
             engine.decode(4)
+        self._is_warm = True
         self.peers[name] = peer
 
     def warm(self, case: Case) -> None:

@@ -87,16 +87,17 @@ class DecodeGraphs:
             print(f"attnix.drivers.accel: no memory for a graph of {bucket}: it runs without", file=sys.stderr)
             self.counters["eager_passes"] += 1
             return compute()
-        graph.replay()  # capturing runs nothing
         self._captured[bucket] = Captured(graph, inputs, logits[0])
         self.counters["captured_graphs"] += 1
         self.counters["replayed_passes"] += 1
         return logits[0]
 
     def _capture(self, work: Callable[[], None]) -> Graph | None:
-        """None: there is no memory for it.  Nothing was computed, so the pass can still be run."""
+        """Captured, and run once: capturing runs nothing.  None: there is no memory for it, and the pass can still be run."""
         try:
-            return self._device.capture(work)
+            graph = self._device.capture(work)
+            graph.replay()
+            return graph
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

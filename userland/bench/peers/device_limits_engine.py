@@ -33,7 +33,7 @@ class Engine:
 
     def bandwidth(self) -> float:
         """Bytes per second, read and written."""
-        return 2 * self._source.numel() / self._best(lambda: self._target.copy_(self._source))
+        return 2 * float(self._source.numel()) / self._best(lambda: self._target.copy_(self._source))
 
     def gemm(self) -> float:
         """Operations per second (a multiplication and an addition are two)."""
