@@ -193,7 +193,7 @@ class _Run:
     def measure(self, case: Case) -> list[Row]:
         """All rows of a case."""
         self.rows = []
-        label = case.title
+        label = case.title + (" (dry run, no speed)" if device_of(self.ours.engine) == "cuda-dry" else "")
         self.say(f"{label}: {', '.join(self._taking(case, self.peers)) or 'no peers'}")
         shared = case.batch * case.prompt > SHARED_TOKENS
         self.warm(case)

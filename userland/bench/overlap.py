@@ -173,11 +173,10 @@ def rows_of(label: str, n: int, turns: Sequence[Turn]) -> list[Row]:
 
 def label_of(tier: str, engine: str) -> str:
     """What its rows are called, on a machine where this engine computes."""
-    if tier != "dram":
-        return tier
-    return {"cpu": "dram (emulated: one memory)", "cuda-dry": "dram (dry run: one memory)", "cuda": "dram"}[
-        device_of(engine)
-    ]
+    device = device_of(engine)
+    if device == "cuda-dry":
+        return f"{tier} (dry run, no speed)"
+    return "dram (emulated: one memory)" if tier == "dram" and device == "cpu" else tier
 
 
 def run(
@@ -189,12 +188,13 @@ def run(
         flags = ["--dram", DRAM]
         with booted(model, directory, HBM_BYTES, [*flags, "--nvme", NVME]) as ours:
             for seed, tier in enumerate(tier for tier in tiers if tier != SIM):
-                rows += rows_of(label_of(tier, ours.engine), *measure(Resumed(ours, tokens, seed), tier, rounds, say))
+                label = label_of(tier, ours.engine)
+                rows += rows_of(label, *measure(Resumed(ours, tokens, seed), tier, rounds, say))
         if SIM in tiers:
             settings = json.dumps({"read_bytes_s": bytes_s})
             with booted(model, directory, HBM_BYTES, [*flags, "--sim-tier", f"512MiB,{settings}"]) as ours:
                 tier = next((row.tier for row in ours.client.tiers().tiers if row.tier not in ("hbm", "dram")), "")
-                label = f"simulated, {bytes_s / 1e9:.1f} GB/s"
+                label = label_of(f"simulated, {bytes_s / 1e9:.1f} GB/s", ours.engine)
                 rows += rows_of(label, *measure(Resumed(ours, tokens), tier, rounds, say))
     return rows
 
