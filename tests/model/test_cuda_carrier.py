@@ -293,10 +293,12 @@ def test_a_load_that_finds_no_memory_fails_and_leaves_nothing_under_way(
             raise error
         return staging(self, shape, dtype)
 
+    ended: list[Exception] = []
+    monkeypatch.setattr("attnix.drivers.accel.cuda.carrier.end_driver", ended.append)
     with monkeypatch.context() as planted:
         planted.setattr(DryDevice, "staging", exhausted)
         done = rig.move("write", list(zip(rig.frames, (7, 0, 3), strict=True)), GATE)
-    assert done.failed == tuple((item, E.ENOMEM) for item in range(3))
+    assert done.failed == tuple((item, E.ENOMEM) for item in range(3)) and ended == []
     assert rig.gates[GATE] == gate_value(TICKET, GATE_FAILED)
     rig.arena[rig.frames] = 0x22
     other = next(frame for frame in range(128) if frame not in rig.frames)
