@@ -162,11 +162,11 @@ class Compiling:
         self.engine = engine
         self.uname = SimpleNamespace(vocab_tokens=1000, pid=os.getpid())
         self.overheads: list[Overhead] = []
-        self._seen: set[tuple[str, int, int]] = set()
+        self._seen: set[tuple[str, tuple[int, int]]] = set()
         self._shape = (0, 0)
 
     def _seconds(self, what: str) -> float:
-        kind = (what, *self._shape)
+        kind = (what, self._shape)
         is_first = kind not in self._seen
         self._seen.add(kind)
         return 100.0 if is_first else 1.0

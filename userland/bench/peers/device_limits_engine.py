@@ -29,7 +29,8 @@ class Engine:
         self._a, self._b = (torch.randn(self._n, self._n, device=device).to(torch.bfloat16) for _ in range(2))
         name = "dry run" if self._is_dry else torch.cuda.get_device_name(device)
         self.version = f"torch {torch.__version__}, {name}"
-        self.bandwidth(), self.gemm()
+        self.bandwidth()  # warm
+        self.gemm()
 
     def bandwidth(self) -> float:
         """Bytes per second, read and written."""
