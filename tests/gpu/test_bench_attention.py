@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,15 @@ from attnix.userland.bench.attention import rows_of
 DECODE = Case("decode", DRY, 3, 40)
 LIMIT = {"copy_bytes_s": 1e9, "product_flops_s": 1e12}
 GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors of a few KB: on a busy machine torch's threads wait for each other ten times as long as they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def measured(case: Case = DECODE) -> dict[str, Any]:
@@ -131,6 +140,6 @@ def test_each_case_compiles_its_own() -> None:
     def attend(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
-    for n in range(12):
+    for n in range(10):
         assert compiled(attend, backend=backend)(torch.ones(n + 2)).sum() == 2 * (n + 2)
-    assert len(seen) == 12
+    assert len(seen) == 10
