@@ -17,6 +17,7 @@ class CpuEngine(Model):
     """model.py's Model as an engine.  Frames outlive the process: they lie in the daemon's memfd."""
 
     arena: Arena = "kept"
+    compiles = False
     _frames: Any = None
     _block_tokens = 0
 

@@ -140,6 +140,11 @@ class Engine(Protocol):
     arena: Arena  # what the death of the driver leaves of the frames
 
     @property
+    def compiles(self) -> bool:
+        """Whether the first pass of a kind compiles kernels: it may take seconds, and says nothing of the next one."""
+        ...
+
+    @property
     def engine(self) -> str:
         """What computes, for `probe`; part of every block key."""
         ...

@@ -1,10 +1,10 @@
 """The measuring half of `attnix bench tiers`: how fast the driver processes move frames, against what the machine can do.
 
-    python -m attnix.bench_tiers [--model NAME] [--dir DIR] [--rounds N]        one JSON document on stdout
+    python -m attnix.bench_tiers [--model NAME] [--dir DIR] [--rounds N] [--device D]        one JSON document on stdout
 
-hbm <-> dram is the accel driver's, with headers, checksums and their verification; the peer copies the same bytes between
-the same two arenas with memcpy and checks nothing: frame by frame, and as one piece (which may bypass the caches), each by
-as many threads as there are cores, or by one where that is faster.
+hbm <-> dram is the accel driver's, with headers, checksums and their verification.  On the CPU the peer copies the same bytes
+between the same two arenas with memcpy and checks nothing: frame by frame, and as one piece (which may bypass the caches),
+each by as many threads as there are cores, or by one where that is faster.  On a CUDA device: bench_tiers_device.py.
 
 dram <-> nvme is the nvme driver's; the peer is fio on the same file system with direct=1, the same block size and the same
 number of bytes.  fio checks nothing either.  Ours and the peer's take turns; times are the daemon's side of a transfer.
@@ -24,17 +24,19 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from attnix.boot import resolve_model
+from attnix.boot_device import DEVICE_VARIABLE, DEVICES, Device, choose
 from attnix.drivers.memfd import advise_huge_pages, map_shared
 from attnix.kernel.tag import HEADER_BYTES, stored_bytes
 from attnix.tier_rig import DRAM, HBM, NVME, NvmeSpec, RigError, TierRig
 
 ROUNDS: Final = 7
-HBM_FRAMES: Final = 256  # of one transfer between hbm and dram: 4,096 tokens in blocks of 16
+HBM_FRAMES: Final = 256  # of one transfer between hbm and dram: 4,096 tokens in blocks of 16; of a device's:
+DEVICE_FRAMES: Final = {"cuda": 1024, "cuda-dry": 16}  # some milliseconds of a bus
 NVME_FRAMES: Final = 1024  # of one transfer between dram and nvme: a third of a second at 1.2 GB/s
 FIO_DEPTH: Final = 32
 
@@ -237,17 +239,35 @@ async def _stored(rig: TierRig, frames: int) -> None:
         await rig.transfer(HBM, "read", DRAM, pairs, blocks)
 
 
-async def bench(model: str, directory: str, rounds: int, hbm_frames: int, nvme_frames: int) -> dict[str, object]:
+async def bench(
+    model: str, directory: str, rounds: int, hbm_frames: int, nvme_frames: int, device: Device = "cpu"
+) -> dict[str, object]:
+    """hbm_frames 0: the device's own number.  Error: BenchError, RigError."""
     with tempfile.TemporaryDirectory(prefix="attnix-tiers-", dir=directory or None) as folder:
         nvme = NvmeSpec(os.path.join(folder, "slots"), nvme_frames)
+        hbm_frames = hbm_frames or (HBM_FRAMES if device == "cpu" else DEVICE_FRAMES[device])
         async with TierRig(
-            model, hbm_frames=hbm_frames + 16, dram_frames=max(hbm_frames, nvme_frames) + 16, nvme=nvme
+            model, hbm_frames=hbm_frames + 16, dram_frames=max(hbm_frames, nvme_frames) + 16, nvme=nvme, device=device
         ) as rig:
-            fill(rig)
-            found = await hbm_dram(rig, rounds, hbm_frames)
+            if device == "cpu":
+                fill(rig)
+                found = await hbm_dram(rig, rounds, hbm_frames)
+            else:
+                found = await _on_device(rig, rounds, hbm_frames, device)
             found += await dram_nvme(rig, rounds, nvme_frames, folder)
-            engines = {name: rig.probes[device].engine for name, device in (("hbm", HBM), ("nvme", NVME))}
+            engines = {name: rig.probes[number].engine for name, number in (("hbm", HBM), ("nvme", NVME))}
     return {"engines": engines, "cases": [each._asdict() for each in found]}
+
+
+async def _on_device(rig: TierRig, rounds: int, frames: int, device: Literal["cuda", "cuda-dry"]) -> list[Pairs]:
+    from attnix.bench_tiers_device import WrongCopy, hbm_dram_on_device
+
+    try:
+        cases = await hbm_dram_on_device(rig, rounds, frames, device)
+    except WrongCopy as wrong:
+        raise BenchError(str(wrong)) from wrong
+    size = rig.frame_bytes
+    return [Pairs(case.title, case.peer, frames, size, frames * size, case.ours_ns, case.theirs_ns) for case in cases]
 
 
 def fill(rig: TierRig) -> None:
@@ -263,12 +283,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dir", default="", help="file system to measure (default: the temporary directory's)")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--hbm-frames", type=int, default=HBM_FRAMES)
+    parser.add_argument("--hbm-frames", type=int, default=0, help="of one transfer (default: the device's own number)")
     parser.add_argument("--nvme-frames", type=int, default=NVME_FRAMES)
+    parser.add_argument("--device", default=os.environ.get(DEVICE_VARIABLE, "auto"), choices=DEVICES)
     o = parser.parse_args()
     try:
-        found = asyncio.run(bench(resolve_model(o.model), o.dir, o.rounds, o.hbm_frames, o.nvme_frames))
-    except RigError as error:
+        device, _ = choose(o.device, 1)
+        found = asyncio.run(bench(resolve_model(o.model), o.dir, o.rounds, o.hbm_frames, o.nvme_frames, device))
+    except (BenchError, RigError, MemoryError, ValueError) as error:
         sys.exit(f"attnix bench tiers: {error}")
     json.dump(found, sys.stdout)
     print()

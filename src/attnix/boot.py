@@ -24,7 +24,17 @@ from typing import Any, Final, NamedTuple, cast
 import uvloop
 
 from attnix import __version__
-from attnix.boot_device import DEFAULT_BYTES, DEVICE_VARIABLE, DEVICES, Device, HbmSize, choose, hbm_bytes, parse_hbm
+from attnix.boot_device import (
+    DEFAULT_BYTES,
+    DEVICE_VARIABLE,
+    DEVICES,
+    STUB_BYTES,
+    Device,
+    HbmSize,
+    choose,
+    hbm_bytes,
+    parse_hbm,
+)
 from attnix.boot_sysctl import DEFAULTS
 from attnix.boot_tiers import (
     TierDrivers,
@@ -65,7 +75,6 @@ from attnix.syscalls.textservice import TextService, TextUnavailable
 SIM_VOCAB: Final = 256
 KEY_FORMAT: Final = "1"
 _SECRET_BYTES: Final = 16
-_STUB_BYTES: Final = 4096
 _STOPPED: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -236,9 +245,7 @@ def driver_specs(
             argv=driver_argv(module),
             config=config | ({"ordinal": d} if device == "cuda" else {}),
             # Frames in a device's own memory leave the arena a stub that nobody reads.
-            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens)
-            if device == "cpu"
-            else _STUB_BYTES,
+            arena_bytes=capacity_frames * shape.kv.frame_bytes(options.block_tokens) if device == "cpu" else STUB_BYTES,
             rows_bytes=layout.total_bytes,
             arena="kept" if device == "cpu" else "lost",
             device_bytes=0 if device == "cpu" else capacity_frames * shape.kv.frame_bytes(options.block_tokens),

@@ -25,6 +25,7 @@ DEVICE_VARIABLE: Final = "ATTNIX_DEVICE"
 DEFAULT_BYTES: Final = 256 << 20
 DEFAULT_SHARE: Final = 0.9
 WORKING_BYTES: Final = 2 << 30  # of a device, for its context, products of a pass, and graphs
+STUB_BYTES: Final = 4096  # of an arena whose frames lie in a device's own memory
 _LOOK_S: Final = 120.0
 _NODES: Final = (
     "/dev/nvidiactl",

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from attnix.boot_device import STUB_BYTES, Device
 from attnix.drivers.accel.metadata import load_config
 from attnix.drivers.accel.model import PageRows
 from attnix.drivers.dram import DramSpec
@@ -69,13 +70,14 @@ class TierRig:
     """See the module's text.
 
     model         path of the weights
+    device        what the accel computes on
     frame_bytes   of bare KV; stored_bytes of the same in any other tier (after start)
     probes        of the accel and the nvme driver (after start)
     """
 
     def __init__(
         self, model: str, *, hbm_frames: int, dram_frames: int, nvme: NvmeSpec | None = None, block_tokens: int = 16,
-        window_tokens: int = 4096, threads: int = 0,
+        window_tokens: int = 4096, threads: int = 0, device: Device = "cpu",
     ) -> None:  # fmt: skip
         self.config = load_config(model)
         self.block_tokens = block_tokens
@@ -88,6 +90,7 @@ class TierRig:
         self._nvme = nvme
         self._waiting: dict[tuple[type, int, int], asyncio.Future[Any]] = {}
         self._seq = 0
+        hbm_bytes = hbm_frames * self.frame_bytes
         accel = DriverSpec(
             device=HBM,
             name="hbm0",
@@ -99,9 +102,13 @@ class TierRig:
                 "block_tokens": block_tokens,
                 "threads": threads or len(os.sched_getaffinity(0)),
                 "cache_dir": str(home_dir() / "digests"),
-            },
-            arena_bytes=hbm_frames * self.frame_bytes,
+            }
+            | ({} if device == "cpu" else {"device": device, "frames": hbm_frames}),
+            # as attnix.boot does: in a device's own memory frames leave the arena a stub
+            arena_bytes=hbm_bytes if device == "cpu" else STUB_BYTES,
             rows_bytes=self.layout.total_bytes,
+            arena="kept" if device == "cpu" else "lost",
+            device_bytes=0 if device == "cpu" else hbm_bytes,
         )
         dram = DramSpec(DRAM, "dram0", dram_frames, self.frame_bytes)
         self.supervisor = Supervisor(

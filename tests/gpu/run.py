@@ -46,11 +46,6 @@ SANITIZERS: Final = ("/usr/local/cuda/bin/compute-sanitizer", "/opt/cuda/bin/com
 KNOWS_ANSWERS: Final = ("test_real_model.py", "test_real_programs.py", "test_real_agents.py")  # of SmolLM2's
 
 
-NOTES: Final = {  # what a reader must know beside the numbers
-    "tiers": " (its rig has the CPU engine, whose hbm is host memory: hbm to dram on CUDA is attention's `frames` cases)"
-}
-
-
 class Step(NamedTuple):
     """command is run by this Python; shown: what it prints is a result."""
 
@@ -205,7 +200,7 @@ def section(device: str, outcomes: Sequence[Outcome], stand_in: bool) -> str:
     lines += [f"| {o.step.name} | {o.verdict} | {o.seconds:.0f} |" for o in outcomes]
     for outcome in outcomes:
         if outcome.step.shown and outcome.status == 0:
-            lines += ["", f"`attnix bench {outcome.step.name}`{NOTES.get(outcome.step.name, '')}:", "", "```"]
+            lines += ["", f"`attnix bench {outcome.step.name}`:", "", "```"]
             lines += [outcome.output.rstrip(), "```"]
     return "\n".join(lines) + "\n"
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
+from attnix.drivers.accel import calibration
 from attnix.drivers.accel.calibration import measure_prefill
 from attnix.drivers.accel.cpu_engine import CpuEngine
+from attnix.drivers.accel.cuda.device import DryDevice
+from attnix.drivers.accel.cuda.engine import CudaEngine
+from attnix.drivers.accel.cuda.ops import TorchOps
 from attnix.drivers.accel.driver import AccelBackend, make_backend
 from attnix.drivers.accel.metadata import load_config
 from attnix.drivers.accel.weights import load_model
@@ -24,6 +30,7 @@ from attnix.kernel.cost import PrefillFit
 from attnix.kernel.events import Exec, ExecDone
 from attnix.kernel.geometry import RowLayout
 
+Tiny = Callable[[str], tuple[Path, Any]]
 WINDOW, BLOCK, PROMPT = 1024, 16, 384
 LAYOUT = RowLayout(1, WINDOW // BLOCK)
 ATTEMPTS = 5
@@ -132,3 +139,44 @@ def test_points_fit_the_window_and_the_budget(small_model: Path, tmp_path: Path)
     (tmp_path / "model.safetensors").symlink_to(small_model / "model.safetensors")
     short = CpuEngine(*load_model(tmp_path)[:2], threads=1)
     assert {timed[:2] for timed in measure_prefill(short, BLOCK)} == {(16, 0), (64, 0), (64, 8), (16, 56)}
+
+
+class Compiling(TorchOps):
+    """The clock stands still but for what is planted: a second for the first pass of a kind, a microsecond a token for each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        self.seen: set[int] = set()
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: self.now_ns)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:  # once a layer
+        tokens = len(gate_up)
+        self.now_ns += 1000 * tokens + (0 if tokens in self.seen else 1_000_000_000)
+        self.seen.add(tokens)
+        return super().silu_mul(gate_up)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+@pytest.mark.parametrize("compiles", [True, False])
+def test_what_compiling_takes_is_no_point(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch, compiles: bool) -> None:
+    """On a cold cache a first pass takes seconds, more than all the budget; without a warm-up nothing would be told."""
+    config, weights, _ = load_model(tiny_model("llama")[0])
+    device, clock = DryDevice(), Compiling(monkeypatch)
+    monkeypatch.setattr(device, "interpreted", not compiles)
+    model = CudaEngine(config, weights, device, clock)
+    timed = measure_prefill(model, BLOCK)
+    if not compiles:  # control
+        assert timed == ()
+        return
+    assert len(timed) == 5  # of a window of 256
+    assert all(ns == config.layers * 1000 * tokens for tokens, _, ns in timed)
+
+
+@pytest.mark.usefixtures("one_torch_thread")
+def test_warming_up_ends(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points that had no turn are not timed, and so not told."""
+    config, weights, _ = load_model(tiny_model("llama")[0])
+    device, clock = DryDevice(), Compiling(monkeypatch)
+    monkeypatch.setattr(device, "interpreted", False)
+    monkeypatch.setattr(calibration, "WARM_UP_NS", 500_000_000)
+    assert {timed[:2] for timed in measure_prefill(CudaEngine(config, weights, device, clock), BLOCK)} == {(16, 0)}

@@ -6,6 +6,7 @@ went on without its event would read zeros here.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -16,7 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnix.drivers.accel.cuda import errors
 from attnix.drivers.accel.cuda.carrier import DeviceCarrier
 from attnix.drivers.accel.cuda.device import DryDevice
 from attnix.drivers.accel.driver import AccelConfig, DeepAccelBackend
@@ -26,7 +30,7 @@ from attnix.drivers.stored import Placed, StoredFormat
 from attnix.kernel.batch import FORWARD
 from attnix.kernel.errors import E
 from attnix.kernel.events import Exec, ExecDone, ExecFailed, Transfer, TransferDone
-from attnix.kernel.tag import GATE_FAILED, GATES, Tag, gate_value, stored_bytes
+from attnix.kernel.tag import GATE_FAILED, GATES, HEADER_BYTES, Tag, gate_value, stored_bytes
 
 Tiny = Callable[[str], tuple[Path, Any]]
 BLOCK, LAYERS, VOCAB, DRAM, SLOTS = 16, 3, 300, 2, 12
@@ -226,14 +230,16 @@ def test_a_pass_without_gates_waits_for_a_load_into_its_frames(rig: Rig, monkeyp
     assert rig.end().failed == ()
 
 
-def test_gates_of_other_loaders_are_looked_at(rig: Rig) -> None:
+def test_gates_of_other_loaders_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader in another process tells the gate in shared memory; a later ticket means that ours is over."""
     expected = rig.next_token()
     assert isinstance(expected, ExecDone)
-    opener = threading.Timer(0.02, lambda: rig.gates.__setitem__(GATE, gate_value(TICKET, LAYERS)))
-    opener.start()
-    done = rig.next_token([(GATE, TICKET)])
-    opener.join()
+    with monkeypatch.context() as loader:  # it comes while the pass waits
+        loader.setattr(
+            "attnix.drivers.accel.cuda.gating.time.sleep",
+            lambda s: rig.gates.__setitem__(GATE, gate_value(TICKET, LAYERS)),
+        )
+        done = rig.next_token([(GATE, TICKET)])
     assert isinstance(done, ExecDone) and done.tops == expected.tops and done.waited_ns > 0
     rig.gates[GATE] = gate_value(TICKET + 1, 0)
     done = rig.next_token([(GATE, TICKET)])
@@ -256,7 +262,10 @@ def test_dropped_frames_are_zeros_after_what_was_loading_into_them(rig: Rig, mon
 def test_memory_that_cannot_be_pinned_is_said_and_works(
     tiny_model: Tiny, backend: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(DryDevice, "register", lambda self, buffer: "cudaHostRegister returned 2")
+    """801 is cudaErrorNotSupported.  CUDA tells it again to the thread's next launch, which would end the driver."""
+    ended: list[Exception] = []
+    monkeypatch.setattr(errors, "end_driver", ended.append)
+    monkeypatch.setattr(DryDevice, "refuses", 801)
     rig = Rig(backend, tiny_model("llama")[0])
     assert "stays pageable" in capsys.readouterr().err and rig.driver.health()["pinned_bytes"] == 0
     kept = rig.arena[rig.frames].copy()
@@ -264,6 +273,79 @@ def test_memory_that_cannot_be_pinned_is_said_and_works(
     rig.arena[:] = 0
     assert rig.move("write", list(zip(rig.frames, (7, 0, 3), strict=True))).failed == ()
     assert np.array_equal(rig.arena[rig.frames], kept)
+    assert isinstance(rig.next_token(), ExecDone) and ended == []
+
+
+def test_a_load_that_finds_no_memory_fails_and_leaves_nothing_under_way(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its first layer and its second.  What was issued is over before it is answered: the frames are others' then."""
+    rig.move("read", list(zip(rig.frames, (7, 0, 3), strict=True)))
+    monkeypatch.setattr("attnix.drivers.accel.cuda.moving._GROUP_BYTES", 1)  # a layer a group
+    staging, asked = DryDevice.staging, 0
+
+    def exhausted(self: DryDevice, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            error: Any = torch.AcceleratorError("CUDA error: out of memory")
+            error.error_code = 2  # cudaHostAlloc's
+            raise error
+        return staging(self, shape, dtype)
+
+    ended: list[Exception] = []
+    monkeypatch.setattr("attnix.drivers.accel.cuda.carrier.end_driver", ended.append)
+    with monkeypatch.context() as planted:
+        planted.setattr(DryDevice, "staging", exhausted)
+        done = rig.move("write", list(zip(rig.frames, (7, 0, 3), strict=True)), GATE)
+    assert done.failed == tuple((item, E.ENOMEM) for item in range(3)) and ended == []
+    assert rig.gates[GATE] == gate_value(TICKET, GATE_FAILED)
+    rig.arena[rig.frames] = 0x22
+    other = next(frame for frame in range(128) if frame not in rig.frames)
+    assert rig.move("write", [(other, 7)]).failed == ()  # on the same stream
+    assert (rig.arena[rig.frames] == 0x22).all()
+
+
+class DefaultStream(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What changes the frames outside of `computing` happens when this ends: no stream of the engine waits for the default
+    one.  Inside it is done when it is asked for, as ever in a dry run."""
+
+    def __init__(self, frames: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.frames, self.inside = frames.untyped_storage().data_ptr(), 0
+        self.late: list[Callable[[], Any]] = []
+        whole = DryDevice.computing
+
+        @contextlib.contextmanager
+        def computing(device: DryDevice) -> Iterator[None]:
+            self.inside += 1
+            try:
+                with whole(device):
+                    yield
+            finally:
+                self.inside -= 1
+
+        monkeypatch.setattr(DryDevice, "computing", computing)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        to: Any = args[0] if args else None
+        changes = func._schema.is_mutable and isinstance(to, torch.Tensor)
+        if changes and not self.inside and to.untyped_storage().data_ptr() == self.frames:
+            self.late.append(lambda: func(*args, **(kwargs or {})))
+            return to
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_the_mirror_sets_is_there_before_a_copy_stream_reads_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    carrier = rig.driver._transfers
+    assert isinstance(carrier, DeviceCarrier)
+    rig.arena[5] = 0x77
+    with DefaultStream(carrier._frames.bytes_, monkeypatch) as stream:
+        assert rig.begin("read", [(5, 2)]) is None
+        assert rig.end().failed == ()
+    assert stream.late == []
+    stored = rig.dram[2 * rig.slot_bytes :][HEADER_BYTES : HEADER_BYTES + rig.frame_bytes]
+    assert (stored == 0x77).all()
 
 
 def test_transfers_are_answered_in_their_order(rig: Rig) -> None:

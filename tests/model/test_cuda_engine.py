@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnix.drivers.accel.config import KvDtype
+from attnix.drivers.accel.cuda import errors
 from attnix.drivers.accel.cuda.device import DryDevice, DryStream
 from attnix.drivers.accel.cuda.engine import CudaEngine
 from attnix.drivers.accel.cuda.frames import resolved
@@ -313,25 +314,78 @@ def test_greedy_tokens_are_those_of_the_cpu_engine_however_they_are_computed(tin
         assert said == expected[slot]
 
 
+def of_the_device(code: int, text: str) -> torch.AcceleratorError:
+    """As torch raises it (torch/csrc/Exceptions.cpp)."""
+    error: Any = torch.AcceleratorError(text)
+    error.error_code = code
+    found: torch.AcceleratorError = error
+    return found
+
+
+NO_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    of_the_device(2, "CUDA error: out of memory"),  # pinned memory, a graph's instantiation
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=("allocator", "runtime", "triton", "cublas"))
+@pytest.mark.parametrize("where", [(TorchOps, "silu_mul"), (torch.Tensor, "index_copy_")], ids=("layer", "page table"))
 def test_running_out_of_device_memory_is_an_errno(
-    tiny_model: Tiny, backend: Any, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Tiny, backend: Any, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str], error: RuntimeError
 ) -> None:
     """The pass fails with ENOMEM, and the next one is as if nothing had been."""
+    monkeypatch.setattr(errors, "end_driver", lambda error: pytest.fail(f"the driver would end: {error}"))
     path, _ = tiny_model("llama")
     rig = backend(path, settings=DRY)
     text = text_of(20)
     assert isinstance(outcome(rig, [0], [text]), ExecDone)
-    whole = TorchOps.silu_mul
 
-    def exhausted(self: TorchOps, gate_up: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def exhausted(*args: Any) -> torch.Tensor:
+        raise error
 
-    monkeypatch.setattr(TorchOps, "silu_mul", exhausted)
-    failed = outcome(rig, [1], [text])
-    assert isinstance(failed, ExecFailed) and failed.code == E.ENOMEM and "out of memory" in failed.reason
-    monkeypatch.setattr(TorchOps, "silu_mul", whole)
+    with monkeypatch.context() as planted:
+        planted.setattr(*where, exhausted)
+        failed = outcome(rig, [1], [text])
+    assert isinstance(failed, ExecFailed) and failed.code == E.ENOMEM and str(error) in failed.reason
     rig.lengths[1] = 0
     assert outcome(rig, [1], [text]).tokens == outcome(backend(path), [1], [text]).tokens
+
+
+@pytest.mark.parametrize("error", [*NO_MEMORY, of_the_device(700, "CUDA error: an illegal memory access")])
+def test_what_sticks_ends_the_driver_and_no_memory_does_not(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    ended: list[Exception] = []
+    monkeypatch.setattr(errors, "end_driver", ended.append)
+    sticks = "illegal" in str(error)
+    with pytest.raises(torch.AcceleratorError if sticks else MemoryError), DryDevice().computing():
+        raise error
+    assert ended == ([error] if sticks else [])
+
+
+@pytest.mark.parametrize("error", NO_MEMORY[:2], ids=("allocator", "instantiation"))
+def test_a_bucket_whose_graph_finds_no_memory_runs_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: RuntimeError
+) -> None:
+    """From then on, and with no further attempt; other buckets have graphs still."""
+    tried: list[int] = []
+
+    def exhausted(self: DryDevice, work: Callable[[], None]) -> Any:
+        tried.append(1)
+        raise error
+
+    graphs = DecodeGraphs(DryDevice())
+    with monkeypatch.context() as planted:
+        planted.setattr(DryDevice, "capture", exhausted)
+        for step in range(4):
+            assert graphs.run(Bucket(2, 8), 1, lambda step=step: torch.tensor([step])).item() == step  # type: ignore[misc]
+    assert len(tried) == 1 and "Bucket(sequences=2" in capsys.readouterr().err
+    for step in range(3):
+        assert graphs.run(Bucket(2, 8), 1, lambda step=step: torch.tensor([step])).item() == step  # type: ignore[misc]
+        graphs.run(Bucket(4, 8), 1, lambda: torch.zeros(1))
+    assert graphs.counters == {"eager_passes": 8, "captured_graphs": 1, "replayed_passes": 2}
 
 
 def test_frames_that_do_not_fit_the_device_are_said(tiny_model: Tiny) -> None:

@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -20,8 +22,8 @@ from safetensors.torch import load_file
 
 from attnix.drivers.accel.weights import open_model
 from attnix.syscalls import connect
-from attnix.userland.bench.decode import Options, export, run
-from attnix.userland.bench.decode_engines import BenchError, Peer, PeerMissing, booted
+from attnix.userland.bench.decode import Case, Options, _Run, export, limits_of, run
+from attnix.userland.bench.decode_engines import BenchError, Overhead, Peer, PeerMissing, booted
 from attnix.userland.bench.processors import Others, busy_seconds, cpu_seconds
 from attnix.userland.bench.roofline import Shape, shape_of
 
@@ -135,6 +137,61 @@ def test_limits_of_smollm2_are_those_worked_out_by_hand() -> None:
     assert SMOLLM2.decode_seconds(32, 1024, 33e9, 1e15) == pytest.approx((268.96e6 + 754.97e6) / 33e9, rel=1e-3)
     # and at a low multiply rate the operations are what takes long
     assert SMOLLM2.decode_seconds(32, 0, 1e15, 1e9) == pytest.approx(32 * 2 * 134_479_872 / 1e9)
+
+
+def test_limits_are_those_of_the_device_that_computes(tmp_path: Path) -> None:
+    limits = limits_of("cuda-dry/torch/bfloat16", tmp_path / "err")
+    try:
+        assert "dry run" in limits.version
+        assert limits.call("bandwidth") > 0 and limits.call("gemm") > 0
+    finally:
+        limits.end()
+
+
+def test_without_a_gpu_a_gpu_s_limits_are_not_made_up(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(BenchError, match="limits of cuda cannot be measured"):
+        limits_of("cuda/sm_90/bfloat16", tmp_path / "err")
+
+
+class Compiling:
+    """An engine on a device: its first run of a shape takes a hundred seconds, the others one."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        self.uname = SimpleNamespace(vocab_tokens=1000, pid=os.getpid())
+        self.overheads: list[Overhead] = []
+        self._seen: set[tuple[str, tuple[int, int]]] = set()
+        self._shape = (0, 0)
+
+    def _seconds(self, what: str) -> float:
+        kind = (what, self._shape)
+        is_first = kind not in self._seen
+        self._seen.add(kind)
+        return 100.0 if is_first else 1.0
+
+    def prefill(self, prompts: list[list[int]]) -> tuple[float, list[int]]:
+        self._shape = (len(prompts), len(prompts[0]))
+        return self._seconds("prefill"), [1] * len(prompts)
+
+    def decode(self, steps: int) -> tuple[float, list[list[int]]]:
+        self.overheads.append(Overhead(2.0, 1.0))
+        return self._seconds("decode"), [[1] * steps]
+
+
+@pytest.mark.parametrize("engine", ["cuda/sm_90/bfloat16", "ref/bfloat16"])
+def test_no_pair_has_compilation_in_it(engine: str) -> None:
+    """Without peers, too.  On the CPU only the very first run is slow, so only that is not counted."""
+    ours: Any = Compiling(engine)
+    limits: Any = SimpleNamespace(call=lambda what: 1e12)
+    options = Options(peers=(), rounds=1, steps=4, patience_s=0)
+    run_ = _Run(options, ours, limits, SMOLLM2, lambda text: None)
+    rows = [row for case in (Case(1, 128, True), Case(8, 128, True)) for row in run_.measure(case)]
+    speeds = {row.case: row.ours for row in rows if row.unit == "tokens/s"}
+    assert speeds["prefill, batch 1, prompt 128"] == 128 and speeds["decode, batch 1, prompt 128"] == 4
+    slow = 1.0 if engine.startswith("cuda") else 100.0
+    assert speeds["prefill, batch 8, prompt 128"] == 1024 / slow
 
 
 # -- peers as processes -----------------------------------------------------------------------------------------------

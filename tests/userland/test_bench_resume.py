@@ -28,6 +28,14 @@ def test_overlap_rows_are_medians_of_each_turns_ratio() -> None:
     assert row.n == 3
 
 
+def test_dram_is_called_emulated_where_it_is_the_memory_of_hbm() -> None:
+    engines = ("ref/x86/bfloat16", "cuda-dry/torch/bfloat16", "cuda/sm_90/bfloat16", "")
+    labels = [overlap.label_of("dram", engine) for engine in engines]
+    assert labels == ["dram (emulated: one memory)", "dram (dry run, no speed)", "dram", "dram (emulated: one memory)"]
+    assert overlap.label_of("nvme", "cuda/sm_90/bfloat16") == "nvme"
+    assert overlap.label_of("nvme", engines[1]) == "nvme (dry run, no speed)"
+
+
 def test_resume_rows_put_each_case_beside_its_peer() -> None:
     ours = {case: [0.010, 0.030, 0.020] for case in ("hbm", "dram", "nvme", "restart", "recompute", "save")}
     rows = resume.rows(

@@ -27,6 +27,8 @@ def rows_of(case: dict[str, Any]) -> list[Row]:
     """One row per contestant; `ratio` is the median of the rounds' ratios."""
     if "skipped" in case:
         return [Row("attention", case["case"], 0.0, "", f"skipped: {case['skipped']}", None, None, None, None, 0)]
+    if "wrong" in case:
+        return [Row("attention", case["case"], 0.0, "", f"WRONG: {case['wrong']}", None, None, None, None, 0)]
     ours_ns, unit, limit = case["ours_ns"], case["unit"], case["limit"]
 
     def rate(times_ns: list[float]) -> float:
@@ -64,15 +66,19 @@ def main() -> None:
     if options.dry:
         for case in found["cases"]:
             missing = "".join(f"; {name} is missing: {why}" for name, why in case["missing"].items())
-            print(f"dry: {case['case']}: ran beside {', '.join(case['peers'])}{missing}")
-        return
-    if not options.json:
-        limit = found["limits"]
-        copy, product = limit["copy_bytes_s"] / 1e9, limit["product_flops_s"] / 1e12
-        print(
-            f"{found['device']}, torch {found['torch']}: copies {copy:,.0f} GB/s, bf16 products {product:,.0f} TFLOP/s"
-        )
-    show([row for case in found["cases"] for row in rows_of(case)], options.json)
+            said = f"WRONG: {case['wrong']}" if "wrong" in case else f"ran beside {', '.join(case['peers'])}{missing}"
+            print(f"dry: {case['case']}: {said}")
+    else:
+        if not options.json:
+            limit = found["limits"]
+            copy, product = limit["copy_bytes_s"] / 1e9, limit["product_flops_s"] / 1e12
+            print(
+                f"{found['device']}, torch {found['torch']}: copies {copy:,.0f} GB/s, bf16 products {product:,.0f} TFLOP/s"
+            )
+        show([row for case in found["cases"] for row in rows_of(case)], options.json)
+    wrong = [case["case"] for case in found["cases"] if "wrong" in case]
+    if wrong:
+        sys.exit(f"attnix bench attention: {len(wrong)} answers are wrong, and have no speed: {'; '.join(wrong)}")
 
 
 if __name__ == "__main__":

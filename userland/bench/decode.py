@@ -9,8 +9,11 @@ within minutes.  Medians are over the pairs, `ratio` is the median of the pairs'
 new for each prefill, so that no prefix cache helps anyone; generation is greedy and ignores end-of-text.  While one
 engine runs the peers' processes are stopped, and attnix is checked to use no processor time.
 
-`limit` is what the machine allows, measured between the pairs: the longer of the time to read the weights and the KV
-at the streaming bandwidth and the time for the operations at torch's best bfloat16 matrix product.
+`limit` is what the machine allows, measured between the pairs on the device that computes: the longer of the time to read
+the weights and the KV at the streaming bandwidth (of a GPU: of a copy, bytes read plus bytes written) and the time for the
+operations at torch's best bfloat16 matrix product.
+
+Each case is run once before it counts where the engine compiles kernels and captures graphs, elsewhere the first of all.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import Any, Final, NamedTuple
 
 from attnix.syscalls.paths import home_dir
 
-from .decode_engines import BenchError, Engine, Ours, Peer, PeerMissing, Prompts, booted
+from .decode_engines import BenchError, Engine, Ours, Peer, PeerMissing, Prompts, booted, device_of
 from .processors import Others, cores, cpu_seconds
 from .report import show
 from .roofline import Shape, shape_of
@@ -114,7 +117,7 @@ def measure(options: Options, say: Callable[[str], None]) -> Generator[list[Row]
         if gguf.suffix != ".gguf":
             raise BenchError(f"{gguf} is no GGUF file: the peers' weights are made from one")
         exported = export(gguf)
-        limits = Peer("limits_engine", sys.executable, {"threads": cores()}, {}, Path(directory) / "limits.err")
+        limits = limits_of(ours.engine, Path(directory) / "limits.err")
         stack.callback(limits.end)
         shape = shape_of(exported / "hf" / "config.json", ours.uname.token_bytes)
         run_ = _Run(options, ours, limits, shape, say)
@@ -154,6 +157,7 @@ class _Run:
         self.missing: dict[str, str] = {}
         self.rows: list[Row] = []
         self._expected: list[int] = []
+        self._is_warm = False
         self._random = random.Random(SEED)
         self._rounds = 2 if options.quick else options.rounds
         self._steps = 8 if options.quick else options.steps
@@ -170,7 +174,17 @@ class _Run:
         for engine in (self.ours, peer):  # compile and touch everything once
             engine.prefill(self.prompts(8, 128))
             engine.decode(4)
+        self._is_warm = True
         self.peers[name] = peer
+
+    def warm(self, case: Case) -> None:
+        """Run what a pair is made of, which counts for nothing."""
+        if self._is_warm and device_of(self.ours.engine) == "cpu":
+            return
+        self._is_warm = True
+        self.ours.prefill(self.prompts(case.batch, case.prompt))
+        if case.decodes:
+            self.ours.decode(self._steps)
 
     def prompts(self, batch: int, length: int) -> Prompts:
         vocabulary = range(64, self.ours.uname.vocab_tokens)  # below are the special tokens
@@ -179,9 +193,10 @@ class _Run:
     def measure(self, case: Case) -> list[Row]:
         """All rows of a case."""
         self.rows = []
-        label = case.title
+        label = case.title + (" (dry run, no speed)" if device_of(self.ours.engine) == "cuda-dry" else "")
         self.say(f"{label}: {', '.join(self._taking(case, self.peers)) or 'no peers'}")
         shared = case.batch * case.prompt > SHARED_TOKENS
+        self.warm(case)
 
         def prefill_limit(bandwidth: float, flops: float) -> float:
             return self.shape.prefill_seconds(case.batch, case.prompt, bandwidth, flops)
@@ -305,6 +320,16 @@ class _Run:
         for name in self._taking(case, self.missing):
             peer = f"{name} (missing: {self.missing[name]})"
             self.rows.append(Row("decode", label, ours, "tokens/s", peer, None, None, None, None, len(every)))
+
+
+def limits_of(engine: str, log: Path) -> Peer:
+    """What measures the limits of the device that this engine computes on.  Error: BenchError."""
+    device = device_of(engine)
+    name = "limits_engine" if device == "cpu" else "device_limits_engine"
+    try:
+        return Peer(name, sys.executable, {"threads": cores(), "device": device}, {}, log)
+    except PeerMissing as missing:
+        raise BenchError(f"the limits of {device} cannot be measured: {missing}") from None
 
 
 def continuation(engine: Engine) -> list[int]:

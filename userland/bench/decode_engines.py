@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from attnix.syscalls import Context, connect
 from attnix.syscalls.records import pack_ids, unpack_ids
@@ -53,11 +53,13 @@ class Ours:
     """attnix, as any client sees it: one connection, one context per prompt, streamed text and all.
 
     overheads   one entry per `decode`
+    engine      what computes: `cuda/sm_90/bfloat16`
     """
 
     def __init__(self, path: str) -> None:
         self.client: Final = connect(path, name="bench")
         self.uname: Final = self.client.uname()
+        self.engine: Final = next(row.engine for row in self.client.tiers().tiers if row.tier == "hbm")
         self.overheads: list[Overhead] = []
         self._contexts: list[Context] = []
         self._length = 0
@@ -109,6 +111,14 @@ class Ours:
         for context in self._contexts:
             context.release()
         self._contexts = []
+
+
+def device_of(engine: str) -> Literal["cpu", "cuda", "cuda-dry"]:
+    """Where an engine computes, from what it calls itself."""
+    kind = engine.split("/")[0]
+    if kind == "cuda":
+        return "cuda"
+    return "cuda-dry" if kind == "cuda-dry" else "cpu"
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ max(T_compute, T_memory) instead of their sum.  Measured where that matters most
     T_memory    `prefetch` of the whole context, nothing else to do
 
 are about the same.  The control does one after the other, prefetch and then append and first token, in the same turns.
-Rows: nvme; a simulated tier of limited rate, attached for this; and dram, which on a CPU machine is the same memory as
-hbm, so that row says "emulated".  Numbers are a client's, through the daemon; medians over turns of the ratio of one turn.
+Rows: nvme; a simulated tier of limited rate, attached for this; and dram, which is the same memory as hbm unless that is a
+GPU's, so that row then says "emulated".  Numbers are a client's, through the daemon; medians over turns of the ratio of one turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 from attnix.syscalls import Client, Context
 from attnix.syscalls.records import unpack_ids
 
-from .decode_engines import BenchError, Ours, booted
+from .decode_engines import BenchError, Ours, booted, device_of
 from .report import show
 from .row import Row
 
@@ -171,6 +171,14 @@ def rows_of(label: str, n: int, turns: Sequence[Turn]) -> list[Row]:
     ]
 
 
+def label_of(tier: str, engine: str) -> str:
+    """What its rows are called, on a machine where this engine computes."""
+    device = device_of(engine)
+    if device == "cuda-dry":
+        return f"{tier} (dry run, no speed)"
+    return "dram (emulated: one memory)" if tier == "dram" and device == "cpu" else tier
+
+
 def run(
     model: str, tokens: int, rounds: int, tiers: Sequence[str], bytes_s: int, say: Callable[[str], None]
 ) -> list[Row]:
@@ -180,13 +188,13 @@ def run(
         flags = ["--dram", DRAM]
         with booted(model, directory, HBM_BYTES, [*flags, "--nvme", NVME]) as ours:
             for seed, tier in enumerate(tier for tier in tiers if tier != SIM):
-                label = "dram (emulated: one memory)" if tier == "dram" else tier
+                label = label_of(tier, ours.engine)
                 rows += rows_of(label, *measure(Resumed(ours, tokens, seed), tier, rounds, say))
         if SIM in tiers:
             settings = json.dumps({"read_bytes_s": bytes_s})
             with booted(model, directory, HBM_BYTES, [*flags, "--sim-tier", f"512MiB,{settings}"]) as ours:
                 tier = next((row.tier for row in ours.client.tiers().tiers if row.tier not in ("hbm", "dram")), "")
-                label = f"simulated, {bytes_s / 1e9:.1f} GB/s"
+                label = label_of(f"simulated, {bytes_s / 1e9:.1f} GB/s", ours.engine)
                 rows += rows_of(label, *measure(Resumed(ours, tokens), tier, rounds, say))
     return rows
 

@@ -1,8 +1,9 @@
 """How fast frames move between tiers: `attnix bench tiers`.
 
 hbm <-> dram against memcpy of the same bytes, dram <-> nvme against fio (direct=1, same file system, same block size), all
-through the real driver processes, which also make, carry and verify headers and checksums.  Ours and the peer take
-turns; `ratio` is the median of the pairs' ratios.  What measures is `attnix.bench_tiers`, a process below the system
+through the real driver processes, which also make, carry and verify headers and checksums.  On a GPU hbm <-> dram is against
+cudaMemcpyAsync, and what the device does of it is measured alone as well (`copies alone`).  Ours and the peer take turns;
+`ratio` is the median of the pairs' ratios.  On cuda-dry times are no speeds, and are not shown.  What measures is `attnix.bench_tiers`, a process below the system
 calls.  fio comes from the distribution (`apt-get install fio`); without it the row says that it is missing.
 """
 
@@ -54,13 +55,21 @@ def main() -> None:
     parser.add_argument("--dir", default="", help="file system of the nvme tier (default: the temporary directory's)")
     parser.add_argument("--rounds", type=int, default=7, help="pairs behind each median (default: %(default)s)")
     parser.add_argument("--nvme-frames", type=int, default=1024, help="frames of one transfer (default: %(default)s)")
+    parser.add_argument(
+        "--device", default="", help="what hbm is: cpu, cuda, cuda-dry (default: ATTNIX_DEVICE, or auto)"
+    )
     options = parser.parse_args()
     command = [sys.executable, "-m", MODULE, "--model", options.model, "--rounds", str(options.rounds)]
     command += ["--nvme-frames", str(options.nvme_frames), *(["--dir", options.dir] if options.dir else [])]
+    command += ["--device", options.device] if options.device else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.returncode)
     found = json.loads(done.stdout)
+    if found["engines"]["hbm"].startswith("cuda-dry"):
+        for case in found["cases"]:
+            print(f"dry: {case['case']}: ran beside {case['missing'] or case['peer']}")
+        return
     if not options.json:
         print("  ".join(f"{name}: {engine}" for name, engine in found["engines"].items()))
     show([row for case in found["cases"] for row in rows_of(case)], options.json)

@@ -17,20 +17,22 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from attnix.kernel.errors import E
 from attnix.kernel.events import Transfer, TransferDone
-from attnix.kernel.tag import GATE_FAILED, HEADER_BYTES, Tag, stored_bytes
+from attnix.kernel.tag import GATE_FAILED, Tag
 
 from ...stored import Gates, Placed, StoredFormat, errors
 from ..model import I64
 from ..transfers import Speed
+from .arena import StoredArena
 from .checks import Mask
-from .device import Device, Stream, end_driver
+from .device import Device, Stream
+from .errors import end_driver, is_out_of_memory
 from .frames import DeviceFrames
 from .moving import Moving
 from .ops import Ops
@@ -66,7 +68,7 @@ class DeviceCarrier:
                 f"attnix.drivers.accel: the dram arena stays pageable, copies will be slower: {refused}",
                 file=sys.stderr,
             )
-        self._arena = _Arena(dram, self._format, not refused)
+        self._arena = StoredArena(dram, self._format.frame_bytes, not refused)
         self._in, self._out = device.stream(), device.stream()
         self._work: queue.SimpleQueue[Moving | None] = queue.SimpleQueue()
         self._flying: dict[int, Moving] = {}  # by seq
@@ -135,8 +137,9 @@ class DeviceCarrier:
     def measure(self) -> Speed:
         """Self-test with an arena of its own; the frames hold nothing yet, and zeros afterwards."""
         items = max(1, min(self._frames.capacity, _TEST_BYTES // self._format.frame_bytes))
-        memory = self._device.staging((items * self._format.stored_bytes,), torch.uint8)
-        arena = _Arena(memory.numpy(), self._format, True)
+        with self._device.computing():  # for its errors, here and below
+            memory = self._device.staging((items * self._format.stored_bytes,), torch.uint8)
+        arena = StoredArena(memory.numpy(), self._format.frame_bytes, True)
         tag = Tag(bytes(16), bytes(16), bytes(16), 0, 1, 0, b"", bytes(4)).pack(self._shape[2])
 
         def ns_of(verb: str, n: int) -> int:
@@ -148,11 +151,12 @@ class DeviceCarrier:
             self._move(moving, arena)
             return max(1, time.perf_counter_ns() - began_ns)
 
-        read_ns = min(ns_of("read", items) for _ in range(2))
-        write_ns = min(ns_of("write", items) for _ in range(2))
-        single_ns = min(ns_of("read", 1) for _ in range(8))
-        self._in.run(self._frames.wipe)
-        self._in.mark().synchronize()
+        with self._device.computing():
+            read_ns = min(ns_of("read", items) for _ in range(2))
+            write_ns = min(ns_of("write", items) for _ in range(2))
+            single_ns = min(ns_of("read", 1) for _ in range(8))
+            self._in.run(self._frames.wipe)
+            self._in.mark().synchronize()
         total = items * self._format.frame_bytes
         return Speed(
             total * 1_000_000_000 // read_ns, total * 1_000_000_000 // write_ns, max(0, single_ns - read_ns // items)
@@ -177,11 +181,13 @@ class DeviceCarrier:
             try:
                 failed = self._move(moving, self._arena)
             except Exception as error:  # whatever it is, the transfer is answered and the next one has its turn
-                if isinstance(error, torch.AcceleratorError):
+                lacks_memory = is_out_of_memory(error)
+                if isinstance(error, torch.AcceleratorError) and not lacks_memory:
                     end_driver(error)
                 print(f"attnix.drivers.accel: {transfer.verb}: {type(error).__name__}: {error}", file=sys.stderr)
-                code = E.ENOMEM if isinstance(error, MemoryError | torch.OutOfMemoryError) else E.EIO
-                failed = [(item, int(code)) for item in range(len(moving))]
+                failed = [(item, int(E.ENOMEM if lacks_memory else E.EIO)) for item in range(len(moving))]
+                for stream in (self._in, self._out):  # once it is answered its frames are somebody else's
+                    stream.mark().synchronize()
             elapsed_ns = time.perf_counter_ns() - began_ns
             moved = len(moving) - len(failed)
             self._report(transfer, bool(failed))
@@ -203,7 +209,7 @@ class DeviceCarrier:
         if self._gates is not None and transfer.gate >= 0:
             self._gates.store(transfer.gate, transfer.ticket, GATE_FAILED if failed else self._format.layers)
 
-    def _move(self, moving: Moving, arena: _Arena) -> list[tuple[int, int]]:
+    def _move(self, moving: Moving, arena: StoredArena) -> list[tuple[int, int]]:
         """Move every item that can be; those that failed, with their errno."""
         exists = (moving.bare >= 0) & (moving.bare < self._frames.capacity)
         index = np.flatnonzero(exists)
@@ -222,7 +228,7 @@ class DeviceCarrier:
             failed += [(int(index[item]), code) for item, code in errors(placed.failures)]
         return sorted(failed)
 
-    def _write(self, moving: Moving, items: _Items, arena: _Arena, placed: Placed) -> None:
+    def _write(self, moving: Moving, items: _Items, arena: StoredArena, placed: Placed) -> None:
         good = np.ones(len(items.bare), np.bool_)
         for first, layers in moving.groups:
             if not placed.verify_layers(first, layers):
@@ -234,7 +240,7 @@ class DeviceCarrier:
             moving.issued(event)
         event.synchronize()
 
-    def _read(self, items: _Items, arena: _Arena, placed: Placed) -> None:
+    def _read(self, items: _Items, arena: StoredArena, placed: Placed) -> None:
         good = np.ones(len(items.bare), np.bool_)
         if not placed.void():
             good[[item for item, _ in placed.failures]] = False
@@ -242,29 +248,13 @@ class DeviceCarrier:
         self._out.mark().synchronize()
         placed.seal()
 
-    def _copy(self, stream: Stream, items: _Items, arena: _Arena, good: Mask, first: int, layers: int) -> None:
+    def _copy(self, stream: Stream, items: _Items, arena: StoredArena, good: Mask, first: int, layers: int) -> None:
         """Have the device copy some layers of the good items."""
-        n = int(good.sum())
-        if n == 0:
+        if not good.any():
             return
-        frames = self._frames
-        source, target = (frames.bytes_, arena.payload) if items.is_read else (arena.payload, frames.bytes_)
         bare, stored = items.bare[good], items.stored[good]
-        pairs = self._device.staging((n, 2), torch.int32)
-        pairs.numpy()[:] = np.stack((bare, stored) if items.is_read else (stored, bare), 1)
-        a, b = first * frames.layer_bytes, (first + layers) * frames.layer_bytes
-
-        def work() -> None:
-            if arena.is_pinned and frames.layer_bytes % 8 == 0:
-                there = pairs.to(self._device.torch_device, non_blocking=True)
-                self._ops.copy_frames(
-                    source, target, there, layer_bytes=frames.layer_bytes, first_layer=first, layers=layers
-                )
-                return
-            for one, other in pairs.tolist():
-                target[other, a:b].copy_(source[one, a:b])
-
-        stream.run(work)
+        verb: Literal["read", "write"] = "read" if items.is_read else "write"
+        stream.run(arena.copies(verb, self._frames, bare, stored, self._device, self._ops, first, layers))
 
 
 class _Items(NamedTuple):
@@ -273,14 +263,3 @@ class _Items(NamedTuple):
     bare: I64
     stored: np.ndarray[tuple[int], np.dtype[np.int32]]
     is_read: bool
-
-
-class _Arena:
-    """Stored frames: buffer, and payload [frames, frame_bytes] u8, the KV in them."""
-
-    def __init__(self, buffer: Any, format_: StoredFormat, is_pinned: bool) -> None:
-        size = stored_bytes(format_.frame_bytes)
-        whole = torch.frombuffer(buffer, dtype=torch.uint8)
-        slots = whole.numel() // size
-        self.buffer, self.is_pinned = buffer, is_pinned
-        self.payload = whole[: slots * size].view(slots, size)[:, HEADER_BYTES : HEADER_BYTES + format_.frame_bytes]

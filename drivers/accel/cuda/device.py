@@ -2,7 +2,8 @@
 
 `CudaDevice` is torch.cuda.  `DryDevice` runs the same engine on CPU tensors, for tests and dry runs: its compute is done
 when it is asked for, but what goes to a side stream (copies) is put off until somebody waits for an event behind it, as
-late as a device could be.  A wait that the engine forgets shows there as KV that never came.
+late as a device could be.  A wait that the engine forgets shows there as KV that never came.  A call that it refuses is
+told again to the next launch, as CUDA does.
 
 Work for a side stream goes through `Stream.run`, which is also where a device and its stand-in differ least.
 """
@@ -10,14 +11,14 @@ Work for a side stream goes through `Stream.run`, which is also where a device a
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 import torch
+
+from .errors import answered, take_last_error
 
 Work = Callable[[], None]
 
@@ -66,7 +67,8 @@ class Device(Protocol):
         ...
 
     def computing(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside it, work goes to the compute stream.  Error: MemoryError for the device's out of memory."""
+        """Inside it, work goes to the compute stream; one may be inside another.  Error: MemoryError for the device's out of
+        memory; an error that sticks ends the process."""
         ...
 
     def capture(self, work: Work) -> Graph:
@@ -87,12 +89,6 @@ class Device(Protocol):
 
 
 # -- CUDA -----------------------------------------------------------------------------------------------------------
-
-
-def end_driver(error: Exception) -> NoReturn:
-    """An error of the device that sticks: nothing in this process can be computed any more, a restart is what helps."""
-    print(f"attnix.drivers.accel: the device failed: {error}", file=sys.stderr, flush=True)
-    os._exit(os.EX_SOFTWARE)
 
 
 class _CudaEvent:
@@ -124,7 +120,27 @@ class _CudaStream:
 _REGISTER_FLAGS: Final = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
 
 
-class CudaDevice:
+class _Registering:
+    """`register` of a device and of its stand-in."""
+
+    def register(self, buffer: Any) -> str:
+        view = torch.frombuffer(buffer, dtype=torch.uint8)
+        code = self._host_register(view)
+        if not code:
+            return ""
+        take_last_error(self._launch)
+        return f"cudaHostRegister of {view.numel()} bytes returned {code}"
+
+    def _host_register(self, view: torch.Tensor) -> int:
+        """What cudaHostRegister returns."""
+        raise NotImplementedError
+
+    def _launch(self) -> None:
+        """Any kernel.  Error: AcceleratorError, when a call before it was refused."""
+        raise NotImplementedError
+
+
+class CudaDevice(_Registering):
     """Error at construction: ValueError, when the device cannot run the kernels."""
 
     interpreted = False
@@ -153,14 +169,8 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        try:
-            with torch.cuda.stream(self.compute_stream), torch.no_grad():
-                yield
-        except torch.OutOfMemoryError as error:
-            self.trim()
-            raise MemoryError(f"the device is out of memory: {error}") from error
-        except torch.AcceleratorError as error:
-            end_driver(error)
+        with answered(self.trim), torch.cuda.stream(self.compute_stream), torch.no_grad():
+            yield
 
     def capture(self, work: Work) -> Graph:
         graph = torch.cuda.CUDAGraph()
@@ -172,11 +182,12 @@ class CudaDevice:
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def register(self, buffer: Any) -> str:
-        view = torch.frombuffer(buffer, dtype=torch.uint8)
+    def _host_register(self, view: torch.Tensor) -> int:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(view.data_ptr(), view.numel(), _REGISTER_FLAGS))
-        return f"cudaHostRegister of {view.numel()} bytes returned {code}" if code else ""
+        return int(runtime.cudaHostRegister(view.data_ptr(), view.numel(), _REGISTER_FLAGS))
+
+    def _launch(self) -> None:
+        torch.empty(1, device=self.torch_device).add_(1)  # not fill_, which may be a memset: that is told nothing
 
     def trim(self) -> None:
         torch.cuda.empty_cache()
@@ -225,16 +236,18 @@ class _DryGraph:
         self.replay = work
 
 
-class DryDevice:
-    """memory_bytes: what `free_bytes` says."""
+class DryDevice(_Registering):
+    """memory_bytes: what `free_bytes` says; refuses: what registering memory returns, 0: it works."""
 
     interpreted = True
     torch_device: torch.device = torch.device("cpu")
+    refuses = 0
 
     def __init__(self, name: str = "cuda-dry", memory_bytes: int = 1 << 30) -> None:
         self.name = name
         self._memory_bytes = memory_bytes
         self.registered: list[int] = []  # sizes
+        self._last_error = 0
 
     def free_bytes(self) -> int:
         return self._memory_bytes
@@ -247,11 +260,9 @@ class DryDevice:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        try:
-            with torch.no_grad():
-                yield
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(f"the device is out of memory: {error}") from error
+        with answered(self.trim), torch.no_grad():
+            self._launch()  # whatever is computed begins with one
+            yield
 
     def capture(self, work: Work) -> Graph:
         return _DryGraph(work)
@@ -259,9 +270,17 @@ class DryDevice:
     def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
-    def register(self, buffer: Any) -> str:
-        self.registered.append(memoryview(buffer).nbytes)
-        return ""
+    def _host_register(self, view: torch.Tensor) -> int:
+        if self.refuses:
+            self._last_error = self.refuses
+        else:
+            self.registered.append(view.numel())
+        return self.refuses
+
+    def _launch(self) -> None:
+        code, self._last_error = self._last_error, 0
+        if code:
+            raise torch.AcceleratorError(f"CUDA error {code}, of a call before this launch")
 
     def trim(self) -> None:
         return

@@ -92,6 +92,10 @@ class CudaEngine:
         return self._device.name
 
     @property
+    def compiles(self) -> bool:
+        return not self._device.interpreted
+
+    @property
     def counters(self) -> dict[str, int]:
         return dict(self._graphs.counters)
 

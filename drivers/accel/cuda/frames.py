@@ -65,7 +65,9 @@ class DeviceFrames:
         if len(changed):
             frame, byte = changed.unbind(1)
             there = self.bytes_.device
-            self.bytes_[frame.to(there), byte.to(there)] = self._mirror[frame, byte].to(there)
+            with self._device.computing():
+                self.bytes_[frame.to(there), byte.to(there)] = self._mirror[frame, byte].to(there)
+                self._device.mark().synchronize()  # a copy stream may read them next, and waits for nobody
             self._shown.copy_(self._mirror)
 
     def show(self) -> None:

@@ -2,18 +2,21 @@
 
 A pass of n sequences that bring one token each runs in the smallest bucket that holds it; the places that stay free have
 no entries, so no kernel reads or writes anything for them.  A bucket is run eagerly the first time (that compiles its
-kernels and warms its allocator), captured the second time, replayed from then on.  Passes with prefill chunks, and passes
-behind loads (a graph cannot wait for the host between layers), run eagerly.
+kernels and warms its allocator), captured the second time, replayed from then on.  One whose capture ran out of memory
+runs eagerly from then on, which needs less: a graph keeps its memory.  Passes with prefill chunks, and passes behind loads
+(a graph cannot wait for the host between layers), run eagerly.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
 
 from .device import Device, Graph
+from .errors import is_out_of_memory
 
 BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 ENTRY_BUCKETS: Final = (64, 512, 4096)  # and the whole row
@@ -48,6 +51,7 @@ class DecodeGraphs:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._seen: set[Bucket] = set()
+        self._too_large: set[Bucket] = set()
         self._captured: dict[Bucket, Captured] = {}
         self.counters = {"eager_passes": 0, "captured_graphs": 0, "replayed_passes": 0}
 
@@ -61,7 +65,7 @@ class DecodeGraphs:
             known.graph.replay()
             self.counters["replayed_passes"] += 1
             return known.logits
-        if bucket not in self._seen:
+        if bucket not in self._seen or bucket in self._too_large:
             self._seen.add(bucket)
             self.counters["eager_passes"] += 1
             return compute()
@@ -74,12 +78,30 @@ class DecodeGraphs:
             else:
                 logits.append(made)
 
-        graph = self._device.capture(work)
-        graph.replay()  # capturing runs nothing
+        graph = self._capture(work)
+        if graph is None:
+            self._too_large.add(bucket)
+            self._captured.pop(bucket, None)
+            logits.clear()  # what the attempt made goes back, too
+            self._device.trim()
+            print(f"attnix.drivers.accel: no memory for a graph of {bucket}: it runs without", file=sys.stderr)
+            self.counters["eager_passes"] += 1
+            return compute()
         self._captured[bucket] = Captured(graph, inputs, logits[0])
         self.counters["captured_graphs"] += 1
         self.counters["replayed_passes"] += 1
         return logits[0]
+
+    def _capture(self, work: Callable[[], None]) -> Graph | None:
+        """Captured, and run once: capturing runs nothing.  None: there is no memory for it, and the pass can still be run."""
+        try:
+            graph = self._device.capture(work)
+            graph.replay()
+            return graph
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
 
     def forget(self) -> None:
         """The frames or rows are others now."""

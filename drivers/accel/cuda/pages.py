@@ -45,9 +45,10 @@ class DevicePages:
         """sent [4, n] i32, and the same on the device."""
         if sent.shape[1] == 0:
             return
-        for kept, value in zip((self._frame, self._shift, self._count), sent[1:], strict=True):
-            kept.reshape(-1)[sent[0]] = value
         at = changes[0].long()
         self.table.frame.view(-1).index_copy_(0, at, changes[1])
         self.table.shift.view(-1).index_copy_(0, at, changes[2])
         self.table.count.view(-1).index_copy_(0, at, changes[3].short())
+        # Only now: what failed on the way is sent again by the next pass.
+        for kept, value in zip((self._frame, self._shift, self._count), sent[1:], strict=True):
+            kept.reshape(-1)[sent[0]] = value
