@@ -160,6 +160,10 @@ class Daemon:
         """None waits any more."""
         self._turn(b"o")
 
+    def let_none(self) -> None:
+        """They wait again."""
+        self._turn(b"c")
+
     def _turn(self, written: bytes) -> None:
         assert self._turnstile is not None
         fd = os.open(self._turnstile, os.O_RDWR)  # both ends: a FIFO with one waits for the other

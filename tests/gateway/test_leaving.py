@@ -13,14 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx2 as httpx
 import pytest
 
 from attnix.drivers.sim_model import SamplingChoice, reference_tokens
 from attnix.syscalls import Client
 
 from .conftest import Gateway
-from .rig import BLOCK, DEADLINE_S, END, Served, says, sse, until
+from .rig import BLOCK, DEADLINE_S, END, Daemon, Served, says, sse, until
 
 
 def raw(served: Served, body: dict[str, Any]) -> socket.socket:
@@ -63,27 +62,26 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 # -- 12: a client of several replies --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reset", [False, True])
-def test_case_12_four_replies_cut_after_the_first_chunk(gateway: Gateway, reset: bool) -> None:
+def test_case_12_four_replies_cut_after_the_first_chunk(gateway: Gateway) -> None:
     served = gateway(script=says("x" * 3000, ends=False), stepped=True)
     daemon = served.daemon
-    connection = raw(served, asks("hi", n=4, stream=True, max_tokens=4096))
-    with daemon.client() as client:
-        until(lambda: daemon.passes() == 1, "the prompt's pass")
-        daemon.let(1)
-        until(lambda: conversations(client) == [4] and daemon.passes() == 2, "parent and children")
-        daemon.let(3)
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        until(lambda: daemon.passes() == 5, "the fifth pass")
-        close(connection, reset=reset)
-        until(
-            lambda: conversations(client) == [], "parent and children are gone"
-        )  # in one answer of ps, or it is no end
-        daemon.let(1)
-        until(lambda: daemon.contexts() == 0, "the contexts' end")
-        assert daemon.passes() == 5, "no other pass has begun"
-        tier = client.tiers().tiers[0]
-        assert tier.free_frames + tier.reclaimable_frames == tier.capacity_frames
+    for reset in (False, True):
+        begun = daemon.passes()
+        connection = raw(served, asks("hi", n=4, stream=True, max_tokens=4096))
+        with daemon.client() as client:
+            until(lambda: daemon.passes() == begun + 1, "the prompt's pass")  # noqa: B023 (called at once)
+            daemon.let(1)
+            until(lambda: conversations(client) == [4] and daemon.passes() == begun + 2, "parent and children")  # noqa: B023
+            daemon.let(3)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+            until(lambda: daemon.passes() == begun + 5, "the fifth pass")  # noqa: B023
+            close(connection, reset=reset)
+            until(lambda: conversations(client) == [], "parent and children are gone")
+            daemon.let(1)
+            until(lambda: daemon.contexts() == 0, "the contexts' end")
+            assert daemon.passes() == begun + 5, "no other pass has begun"
+            tier = client.tiers().tiers[0]
+            assert tier.free_frames + tier.reclaimable_frames == tier.capacity_frames
 
 
 def test_case_12_ps_never_shows_a_part_of_them(gateway: Gateway, threads: ThreadPoolExecutor) -> None:
@@ -178,15 +176,26 @@ def test_case_12_few_frames_and_two_clients(gateway: Gateway, threads: ThreadPoo
 # -- 32: cancelled during the prompt --------------------------------------------------------------------------------
 
 CHUNK = 64
-PROMPT = "p" * 1980  # 2,000 tokens with what the template writes, near enough
+LETTERS = 1980  # of a prompt: 2,000 tokens with what the template writes, near enough
+
+
+@pytest.fixture(scope="module")
+def stepping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    daemon = Daemon(tmp_path_factory.mktemp("stepping"), script=says("yes"), stepped=True)
+    served = Served(daemon, "--max-parked", "0")
+    with daemon.client() as client:
+        client.sysctl("sched.step_tokens", CHUNK)
+    yield served
+    served.stop()
+    assert daemon.process.stop() == 0
 
 
 @pytest.fixture
-def stepped(gateway: Gateway) -> Served:
-    served = gateway(script=says("yes"), stepped=True)
-    with served.daemon.client() as client:
-        client.sysctl("sched.step_tokens", CHUNK)
-    return served
+def stepped(stepping: Served) -> Iterator[Served]:
+    """Passes wait, and nothing is there; each test has to ask for another prompt."""
+    stepping.daemon.let_none()
+    yield stepping
+    stepping.daemon.at_rest()
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -194,39 +203,40 @@ def stepped(gateway: Gateway) -> Served:
 def test_case_32_a_client_leaves_during_its_prompt(
     stepped: Served, threads: ThreadPoolExecutor, streaming: bool, reset: bool
 ) -> None:
-    daemon = stepped.daemon
-    connection = raw(stepped, asks(PROMPT, stream=streaming))
-    until(lambda: daemon.passes() == 1, "the first chunk")
+    daemon, begun = stepped.daemon, stepped.daemon.passes()
+    prompt = "abcd"[2 * streaming + reset] * LETTERS
+    connection = raw(stepped, asks(prompt, stream=streaming))
+    until(lambda: daemon.passes() == begun + 1, "the first chunk")
     daemon.let(3)
-    until(lambda: daemon.passes() == 4, "the fourth chunk")
+    until(lambda: daemon.passes() == begun + 4, "the fourth chunk")
     with daemon.client() as client:
         close(connection, reset=reset)
         until(lambda: conversations(client) == [], "its process is gone")
         short = threads.submit(stepped.chat, "short", max_tokens=5)
         until(lambda: conversations(client) == [1], "the short request")
         until(lambda: rows(client)[0].tokens > 0, "its prompt")
-        assert daemon.passes() == 4, "nothing but the chunk that had begun"
+        assert daemon.passes() == begun + 4, "nothing but the chunk that had begun"
         daemon.let(1 + len(says("yes")))  # that chunk, and each token of the short answer
         assert short.result().json()["choices"][0]["message"]["content"] == "yes"
-        assert daemon.passes() <= 5 + len(says("yes")), "it began right behind that chunk"
+        assert daemon.passes() <= begun + 5 + len(says("yes")), "it began right behind that chunk"
+        until(lambda: daemon.contexts() == 0, "the contexts' end")
         tier = client.tiers().tiers[0]
-        (parked,) = rows(client)
-        left = tier.capacity_frames - tier.free_frames - tier.reclaimable_frames
-        assert left <= parked.tokens // BLOCK + 1, "frames are back"
+        assert tier.free_frames + tier.reclaimable_frames == tier.capacity_frames
         daemon.let_all()
-        again = stepped.chat(PROMPT).json()
+        again = stepped.chat(prompt).json()
     assert again["choices"][0]["message"]["content"] == "yes"
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 4 * CHUNK, "all that was computed is found"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_case_32_a_reader_that_has_half_closed_gets_its_answer(stepped: Served, streaming: bool) -> None:
-    connection = raw(stepped, asks(PROMPT, stream=streaming))
-    until(lambda: stepped.daemon.passes() == 1, "the first chunk")
+    daemon, begun = stepped.daemon, stepped.daemon.passes()
+    connection = raw(stepped, asks("ef"[streaming] * LETTERS, stream=streaming))
+    until(lambda: daemon.passes() == begun + 1, "the first chunk")
     connection.shutdown(socket.SHUT_WR)
-    stepped.daemon.let(3)
-    until(lambda: stepped.daemon.passes() == 4, "the fourth chunk")
-    stepped.daemon.let_all()
+    daemon.let(3)
+    until(lambda: daemon.passes() == begun + 4, "the fourth chunk")
+    daemon.let_all()
     said = b""
     while data := connection.recv(65536):
         said += data
@@ -237,18 +247,19 @@ def test_case_32_a_reader_that_has_half_closed_gets_its_answer(stepped: Served, 
 
 def test_case_32_a_reader_of_a_stream_half_closes_in_the_midst(stepped: Served) -> None:
     """A comment asks whether it is there, which readers of events pass over; the stream goes on as it would."""
+    daemon, begun = stepped.daemon, stepped.daemon.passes()
     connection = raw(stepped, asks("hi", stream=True))
-    until(lambda: stepped.daemon.passes() == 1, "the prompt's pass")
-    stepped.daemon.let(1)
-    until(lambda: stepped.daemon.passes() == 2, "the next one")
-    stepped.daemon.let(1)
+    until(lambda: daemon.passes() == begun + 1, "the prompt's pass")
+    daemon.let(1)
+    until(lambda: daemon.passes() == begun + 2, "the next one")
+    daemon.let(1)
     said = b""
     while b'"content":"y"' not in said:
         said += connection.recv(65536)
     connection.shutdown(socket.SHUT_WR)
     while not said.endswith(b"\r\n:\n\n\r\n"):
         said += connection.recv(65536)
-    stepped.daemon.let_all()
+    daemon.let_all()
     while data := connection.recv(65536):
         said += data
     connection.close()
@@ -271,18 +282,19 @@ def unchunked(said: bytes) -> bytes:
 
 def test_case_38_an_impatient_client_gets_there(stepped: Served) -> None:
     """Five times it goes before its prompt is through; each try goes on where the one before has ended."""
-    daemon, chunks = stepped.daemon, -(-len(PROMPT) // CHUNK)
+    daemon, begun, prompt = stepped.daemon, stepped.daemon.passes(), "g" * LETTERS
     for attempt in range(5):
-        connection = raw(stepped, asks(PROMPT))
-        until(lambda: daemon.passes() == 5 * attempt + 1, "the first chunk")  # noqa: B023 (called at once)
+        connection = raw(stepped, asks(prompt))
+        until(lambda: daemon.passes() == begun + 5 * attempt + 1, "the first chunk")  # noqa: B023 (called at once)
         daemon.let(4)
-        until(lambda: daemon.passes() == 5 * attempt + 5, "the fifth")  # noqa: B023
+        until(lambda: daemon.passes() == begun + 5 * attempt + 5, "the fifth")  # noqa: B023
         connection.close()
         with daemon.client() as client:
             until(lambda: conversations(client) == [], "its process is gone")
         daemon.let(1)
         until(lambda: daemon.contexts() == 0, "the context's end")
     daemon.let_all()
-    final: httpx.Response = stepped.chat(PROMPT)
-    assert final.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 5 * 5 * CHUNK
-    assert daemon.passes() <= chunks + len(says("yes")) + 1, "no chunk was computed twice"
+    final = stepped.chat(prompt).json()
+    assert final["usage"]["prompt_tokens_details"]["cached_tokens"] == 5 * 5 * CHUNK
+    chunks = -(-final["usage"]["prompt_tokens"] // CHUNK)
+    assert daemon.passes() <= begun + chunks + len(says("yes")) + 1, "no chunk was computed twice"

@@ -13,7 +13,7 @@ Run by conftest.py as a script; options come as one JSON object.  It says `ready
     tokenizer       path of a real tokenizer, instead of `pieces`; messages stay the client's business
     stop_tokens     ids that end a generation
     pass_ms         what a forward takes
-    turnstile       path of a FIFO: a forward ends when a byte is written there, and from an "o" on all do
+    turnstile       path of a FIFO: a forward ends when a byte is written there, and from an "o" on all do, until a "c"
     dram_frames     a second tier, of so many
     text_ms         what a text job takes
     state           state directory, for a journal and snapshots; without it there are none
@@ -77,7 +77,7 @@ class ByteText:
 
 
 class Turnstile:
-    """Lets what waits here go on, one for each byte that is written to a FIFO; after an "o" nothing waits any more."""
+    """Lets what waits here go on, one for each byte that is written to a FIFO; after an "o" nothing waits, until a "c"."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -91,10 +91,12 @@ class Turnstile:
         self._turn()
 
     def _read(self) -> None:
-        written = os.read(self._fd, 4096)
-        self._open |= b"o" in written
-        self._free += len(written)
-        self._turn()
+        for byte in os.read(self._fd, 4096):
+            if byte in b"oc":
+                self._open, self._free = byte == ord("o"), 0
+            else:
+                self._free += 1
+            self._turn()
 
     def _turn(self) -> None:
         while self._waiting and (self._open or self._free):
