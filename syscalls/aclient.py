@@ -27,7 +27,7 @@ from attnix.kernel.params import ABI_VERSION, OOM_ADJ_AS_IS
 from .abi import Record
 from .client import GenerateOptions, Messages, Tokens, as_bytes, as_messages, as_ms, as_pairs, generate_args
 from .exceptions import AccessDenied, AttnixError, Busy, ConnectionLost
-from .paths import default_socket_path
+from .paths import default_socket_path, too_long
 from .records import unpack_floats
 from .resume import Handles, Renewed, delays, went_down
 from .session import Note, Session, outcome
@@ -223,6 +223,8 @@ class AsyncClient(AsyncPlainCalls):
         return self
 
     async def _dial(self, session: str) -> tuple[_Wire, c.HelloResult]:
+        if why := too_long(self.path):
+            raise ConnectionLost(why)
         wire = _Wire(self._session, self._taken, self.notices.put_nowait, self._broken)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: wire, self.path)
@@ -230,6 +232,8 @@ class AsyncClient(AsyncPlainCalls):
             raise ConnectionLost(
                 f"no attnix at {self.path} ({error.strerror or error}); start one with `attnix boot`"
             ) from None
+        if wire.lost is not None:  # refused at once: nothing that is sent now would ever be answered
+            raise wire.lost
         asked = _Asked("hello", c.HelloArgs(self._name, ABI_VERSION, session))
         wire.send(asked, asked.name, asked.args)
         try:

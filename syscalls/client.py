@@ -31,7 +31,7 @@ from attnix.kernel.params import ABI_VERSION, OOM_ADJ_AS_IS
 
 from .abi import Record
 from .exceptions import AccessDenied, AttnixError, Busy, ConnectionLost
-from .paths import default_socket_path
+from .paths import default_socket_path, too_long
 from .records import pack_ids, unpack_floats, unpack_ids
 from .resume import Handles, Renewed, delays, went_down
 from .session import Note, Session, outcome
@@ -184,6 +184,8 @@ class Client(SyncPlainCalls):
         self._opening = False
 
     def _dial(self) -> socket.socket:
+        if why := too_long(self.path):
+            raise ConnectionLost(why)
         dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         dialled.settimeout(self._timeout)
         try:

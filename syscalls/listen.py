@@ -17,7 +17,8 @@ import stat
 import struct
 from typing import Final, NamedTuple
 
-MAX_PATH_BYTES: Final = 107  # sockaddr_un.sun_path holds 108 with its final zero
+from .paths import too_long
+
 BACKLOG: Final = 512
 
 
@@ -50,7 +51,8 @@ class Listener:
         self.path: Final = os.path.abspath(path)
         self.shared: Final = bool(group)
         gid = _gid(group) if group else -1
-        _check_length(self.path)
+        if why := too_long(self.path):
+            raise CannotListen(why)
         directory = os.path.dirname(self.path)
         _private_directory(directory, gid)
         self._lock = take_lock(self.path)
@@ -73,15 +75,6 @@ class Listener:
             if stat.S_ISSOCK(found.st_mode) and found.st_ino == self._inode:
                 os.unlink(self.path)
         os.close(self._lock)
-
-
-def _check_length(path: str) -> None:
-    size = len(os.fsencode(path))
-    if size > MAX_PATH_BYTES:
-        raise CannotListen(
-            f"the socket path is {size} bytes long and the system allows {MAX_PATH_BYTES}: {path}; "
-            "choose a shorter one with --socket or ATTNIX_SOCKET"
-        )
 
 
 def _gid(group: str) -> int:

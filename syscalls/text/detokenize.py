@@ -175,6 +175,11 @@ class TextStream:
         """The stop string that was found."""
         return None if self._scanner.match is None else self._scanner.match.stop
 
+    @property
+    def certain_tokens(self) -> int:
+        """How many of the pushed tokens stay whatever comes: the fewest whose text covers everything that was passed on."""
+        return self.keep_tokens if self.keep_tokens is not None else self._covering(self._passed)
+
     def push(self, tokens: Sequence[int]) -> str:
         """Text to send now: possibly empty, always valid UTF-8, never part of a stop string."""
         if self.keep_tokens is not None:

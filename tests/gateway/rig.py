@@ -53,8 +53,11 @@ TEMPLATE: Final = """\
 {% endif %}"""
 
 
-def write_text(directory: Path, template: str = TEMPLATE) -> Path:
-    """A tokenizer of bytes with two control tokens, and a template.  The path of the tokenizer."""
+def write_text(directory: Path, template: str = TEMPLATE, markers: list[str] | None = None) -> Path:
+    """A tokenizer of bytes with two control tokens, and a template.  The path of the tokenizer.
+
+    markers  more control tokens, from VOCAB on
+    """
     directory.mkdir(parents=True, exist_ok=True)
     # One token per byte, numbered as the byte is.
     by_byte = {byte: char for char, byte in _byte_alphabet().items()}
@@ -63,6 +66,7 @@ def write_text(directory: Path, template: str = TEMPLATE) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     tokenizer.add_tokens([AddedToken(piece, special=False) for piece in LONG])
+    tokenizer.add_special_tokens([AddedToken(marker, special=True) for marker in markers or ()])
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"chat_template": template, "eos_token": "<|im_end|>"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -119,14 +123,23 @@ class Process:
 
 
 class Daemon:
-    """tests/wire/served_daemon.py with a text model."""
+    """tests/wire/served_daemon.py with a text model.
 
-    def __init__(self, directory: Path, **options: Any) -> None:
+    stepped  passes of the model wait until the test lets them end
+    """
+
+    def __init__(self, directory: Path, *, stepped: bool = False, **options: Any) -> None:
         self.socket = str(directory / "run" / "a.sock")
+        self._turnstile = directory / "turnstile" if stepped else None
+        if self._turnstile is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            os.mkfifo(self._turnstile)
+            options["turnstile"] = str(self._turnstile)
+        markers: list[str] = options.pop("markers", [])
+        tokenizer = write_text(directory / "model", options.pop("template", TEMPLATE), markers)
         settings = {
-            "socket": self.socket, "tokenizer": str(write_text(directory / "model", options.pop("template", TEMPLATE))),
-            "vocab_tokens": VOCAB, "stop_tokens": [END], "window_tokens": 4096, "frames": 2048, "block_tokens": BLOCK,
-            "max_contexts": 1024, **options,
+            "socket": self.socket, "tokenizer": str(tokenizer), "vocab_tokens": VOCAB + len(markers), "stop_tokens": [END],
+            "window_tokens": 4096, "frames": 2048, "block_tokens": BLOCK, "max_contexts": 1024, **options,
         }  # fmt: skip
         self._command = [sys.executable, str(DAEMON), json.dumps(settings)]
         self.process = Process(self._command)
@@ -139,8 +152,39 @@ class Daemon:
     def client(self) -> Client:
         return connect(self.socket, name="inspector", timeout=DEADLINE_S)
 
+    def let(self, passes: int) -> None:
+        """Of those that wait or will wait, so many end."""
+        self._turn(b"." * passes)
+
+    def let_all(self) -> None:
+        """None waits any more."""
+        self._turn(b"o")
+
+    def let_none(self) -> None:
+        """They wait again."""
+        self._turn(b"c")
+
+    def _turn(self, written: bytes) -> None:
+        assert self._turnstile is not None
+        fd = os.open(self._turnstile, os.O_RDWR)  # both ends: a FIFO with one waits for the other
+        try:
+            os.write(fd, written)
+        finally:
+            os.close(fd)
+
+    def passes(self) -> int:
+        """Of the model, begun since boot."""
+        with self.client() as client:
+            return client.vmstat().counters.get("passes", 0)
+
+    def contexts(self) -> int:
+        with self.client() as client:
+            return client.vmstat().counters["contexts"]
+
     def at_rest(self, contexts: int = 0) -> None:
         """Every context but so many is gone, every frame back, no process but the connections' own left."""
+        if self._turnstile is not None:
+            self.let_all()
         with self.client() as client:
             until(lambda: client.vmstat().counters["contexts"] == contexts, f"{contexts} contexts left")
             until(

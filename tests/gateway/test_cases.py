@@ -1,180 +1,28 @@
-"""Cases 12, 30, 32, 38 and 40 from the field, through HTTP (28 is in test_requests.py)."""
+"""Waits that end in other ways, and who may what (cases 38 and 40), through HTTP.
+
+Cases 12 and 32 are in test_leaving.py, 28 in test_window.py, 30 in test_stops.py.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2 as httpx
 import pytest
 
+from attnix.syscalls import Client
+from attnix.syscalls.exceptions import StaleHandle
+from attnix.syscalls.paths import MAX_PATH_BYTES
+
 from .conftest import Gateway
-from .rig import END, LONG, Daemon, Served, calls, environment, says, sse, until
-
-
-def raw(served: Served, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request for a chat has been sent."""
-    at = urlsplit(served.url)
-    assert at.hostname and at.port
-    connection = socket.create_connection((at.hostname, at.port), timeout=30)
-    content = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    connection.sendall(head.encode() + content)
-    return connection
-
-
-def asks(text: str, **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}], "temperature": 0, **fields}
-
-
-def passes(served: Served) -> int:
-    """Of the model, since boot."""
-    with served.daemon.client() as client:
-        return client.vmstat().counters.get("passes", 0)
-
-
-# -- 12: a client of several replies goes away ----------------------------------------------------------------------
-
-
-def test_case_12_four_replies_cut_after_the_first_chunk(gateway: Gateway) -> None:
-    served = gateway(script=says("x" * 3000, ends=False), pass_ms=2)
-    connection = raw(served, asks("hi", n=4, stream=True, max_tokens=4096))
-    assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-    with served.daemon.client() as client:
-        until(lambda: client.vmstat().counters["contexts"] == 4, "four contexts")
-    connection.close()
-    served.daemon.at_rest()
-
-
-def test_case_12_room_for_two_of_four(gateway: Gateway) -> None:
-    served = gateway(script=says("yes"), max_contexts=6, pass_ms=1)
-    with served.daemon.client() as other:
-        held = [other.alloc_context() for _ in range(4)]
-        refused = served.chat("hi", n=4)
-        assert refused.status_code == 503 and "retry-after" in refused.headers
-        assert "context slots" in refused.json()["error"]["message"]
-        until(lambda: other.vmstat().counters["contexts"] == 4, "all or none")
-        assert [choice["message"]["content"] for choice in served.chat("hi", n=2).json()["choices"]] == ["yes", "yes"]
-        for context in held[:2]:
-            context.release()
-        assert len(served.chat("hi", n=4).json()["choices"]) == 4
-    served.daemon.at_rest()
-
-
-def test_case_12_a_reply_that_ends_early_closes_nothing(gateway: Gateway) -> None:
-    served = gateway(vocab_tokens=END + 1)  # what the simulated model says by itself; a token in 258 ends a turn
-    chunks = sse(served.chat("hi", n=6, stream=True, max_tokens=120, temperature=1.7, seed=5))
-    seen: dict[int, int] = {}
-    ended: dict[int, str] = {}
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        assert choice["index"] not in ended, "nothing comes after a reply's end"
-        seen[choice["index"]] = seen.get(choice["index"], 0) + 1
-        if choice["finish_reason"]:
-            ended[choice["index"]] = choice["finish_reason"]
-    assert set(ended) == set(range(6))
-    assert set(ended.values()) == {"stop", "length"}, "the seed has both kinds"
-
-
-# -- 30: stop strings ---------------------------------------------------------------------------------------------
-
-
-DE, HI, J, EFG = range(258, 258 + len(LONG))
-SPELLED = [DE, ord("F"), ord("G"), HI, J, END]  # DEFGHIJ tail
-
-
-@pytest.mark.parametrize(
-    ("stop", "text", "reason"),
-    [
-        (["DEFGHIJ"], "", "stop"),
-        (["DEFX"], "DEFGHIJ tail", "stop"),
-        (["AB", "ABC"], "DEFGHIJ tail", "stop"),
-        (["J t"], "DEFGHI", "stop"),
-        (["E"], "D", "stop"),
-        (["GHIJ tail and more"], "DEFGHIJ tail", "stop"),
-        (["FG", "EFGH"], "DE", "stop"),
-    ],
-)
-def test_case_30_stop_strings(stop_gateway: Served, stop: list[str], text: str, reason: str) -> None:
-    whole = stop_gateway.chat("hi", stop=stop).json()
-    assert (whole["choices"][0]["message"]["content"], whole["choices"][0]["finish_reason"]) == (text, reason)
-    chunks = sse(stop_gateway.chat("hi", stop=stop, stream=True))
-    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == text
-    said = stop_gateway.http.post(
-        "/v1/messages",
-        json={
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": 50,
-            "stop_sequences": stop,
-            "temperature": 0,
-        },
-    ).json()
-    assert "".join(block["text"] for block in said["content"]) == text
-    assert said["stop_reason"] == ("end_turn" if text.endswith("tail") else "stop_sequence")
-
-
-def test_case_30_the_length_ends_while_text_is_held(stop_gateway: Served) -> None:
-    cut = stop_gateway.chat("hi", stop=["GHIJ tail"], max_tokens=4).json()["choices"][0]
-    assert (cut["message"]["content"], cut["finish_reason"]) == ("DEFGHI", "length")
-
-
-@pytest.fixture(scope="module")
-def stop_gateway(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    served = Served(Daemon(tmp_path_factory.mktemp("stop"), script=SPELLED))
-    yield served
-    served.stop()
-    served.daemon.at_rest()
-    assert served.daemon.process.stop() == 0
-
-
-# -- 32: cancelled during the prompt --------------------------------------------------------------------------------
-
-CHUNK = 64
-PROMPT = "p" * 1900
-
-
-@pytest.fixture
-def slow(gateway: Gateway) -> Served:
-    served = gateway(script=says("yes"), pass_ms=40)
-    with served.daemon.client() as client:
-        client.sysctl("sched.step_tokens", CHUNK)
-    return served
-
-
-@pytest.mark.parametrize("way", ["stream", "whole", "reset"])
-def test_case_32_a_client_leaves_during_its_prompt(slow: Served, way: str) -> None:
-    connection = raw(slow, asks(PROMPT, stream=way == "stream"))
-    until(lambda: passes(slow) >= 3, "some chunks")
-    if way == "reset":
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-    with slow.daemon.client() as client:
-        until(lambda: client.vmstat().counters["contexts"] == 0, "the context's end")
-        assert passes(slow) < len(PROMPT) // CHUNK, "the prompt was not computed to its end"
-        assert slow.chat("short").json()["choices"][0]["message"]["content"] == "yes"
-        again = slow.chat(PROMPT).json()
-    assert again["choices"][0]["message"]["content"] == "yes"
-    found = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert found >= 2 * CHUNK, "the retry goes on behind the blocks that were done"
-
-
-def test_case_32_a_reader_that_has_half_closed_gets_its_answer(slow: Served) -> None:
-    for streaming in (False, True):
-        connection = raw(slow, asks(PROMPT + str(streaming), stream=streaming))
-        connection.shutdown(socket.SHUT_WR)
-        said = b""
-        while data := connection.recv(65536):
-            said += data
-        connection.close()
-        assert b"HTTP/1.1 102" in said and b"HTTP/1.1 200" in said
-        assert (b"[DONE]" if streaming else b'"content":"yes"') in said
-
+from .rig import BLOCK, DEADLINE_S, Daemon, Process, Served, calls, environment, says, until
+from .test_leaving import asks
 
 # -- 38: waits that end in other ways ---------------------------------------------------------------------------------
 
@@ -190,8 +38,9 @@ def called(served: Served, question: str) -> tuple[list[dict[str, Any]], dict[st
     return [*messages, reply, {"role": "tool", "tool_call_id": call["id"], "content": "rain"}], got["usage"]
 
 
-def answered(served: Served, messages: list[dict[str, Any]]) -> dict[str, Any]:
-    got = served.http.post("/v1/chat/completions", json={"messages": messages, "tools": TOOL, "temperature": 0})
+def answered(served: Served, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    body = {"messages": messages, "tools": TOOL, "temperature": 0, **fields}
+    got = served.http.post("/v1/chat/completions", json=body)
     assert got.status_code == 200, got.text
     answer: dict[str, Any] = got.json()
     return answer
@@ -208,6 +57,71 @@ def test_case_38_a_result_after_the_deadline_and_a_second_one(gateway: Gateway) 
     late = answered(served, messages)
     there = spent["prompt_tokens"] + spent["completion_tokens"]
     assert late["usage"]["prompt_tokens_details"]["cached_tokens"] >= there - 16, "its KV was still there"
+
+
+def conversation(client: Client) -> Any:
+    """The context of the conversation that is kept; None: there is none."""
+    rows = [row for process in client.ps().processes if process.name == "local" for row in process.contexts]
+    return min(rows, key=lambda row: row.cid, default=None)
+
+
+def waits(client: Client) -> bool:
+    kept = conversation(client)
+    return kept is not None and kept.state == "tool_wait"
+
+
+def test_case_38_a_result_between_the_deadline_and_the_end(gateway: Gateway) -> None:
+    """The deadline makes the context idle, with all that it holds, until the gateway gives it up: a result goes on in it."""
+    served = gateway("--parked", "0.3", scripts=SCRIPTS)
+    with served.daemon.client() as client:
+        for attempt in range(20):  # now and then the gateway looks just after the deadline
+            messages, spent = called(served, f"weather {attempt}? " * 20)
+            waiting = conversation(client)
+            until(lambda: not waits(client), "the deadline")
+            late = answered(served, messages)
+            kept = conversation(client)
+            if kept is not None and waiting is not None and kept.cid == waiting.cid:
+                break
+        assert kept.cid == waiting.cid
+        assert client.vmstat().counters["tool_waits_late"] > 0
+    assert late["choices"][0]["message"]["content"] == "It rains."
+    there = spent["prompt_tokens"] + spent["completion_tokens"]
+    assert late["usage"]["prompt_tokens_details"]["cached_tokens"] >= there - 1, "nothing was computed again"
+
+
+def test_case_38_a_wait_that_somebody_else_has_ended(gateway: Gateway) -> None:
+    """Its owner answers it through the socket: the result that comes by HTTP finds it over, and is appended."""
+    served = gateway(scripts=SCRIPTS)
+    messages, _ = called(served, "weather?")
+    with served.daemon.client() as client:
+        waiting = conversation(client)
+        assert waits(client)
+        client.resume(0, 0, b"", "", (), waiting.cid)
+        with pytest.raises(StaleHandle):
+            client.resume(0, 0, b"", "", (), waiting.cid)
+        assert answered(served, messages)["choices"][0]["message"]["content"] == "It rains."
+        assert conversation(client).cid == waiting.cid
+
+
+def test_case_38_what_waits_may_lie_in_another_tier(gateway: Gateway) -> None:
+    """Others need the frames: what waits is copied down, and an answer finds it there.  What the model then says is what it says
+    on a machine on which nobody was in the way."""
+    scripts: list[list[int]] = [says(calls("weather", city="Oslo")), []]
+    crowded = gateway(scripts=scripts, frames=48, dram_frames=200, window_tokens=48 * BLOCK)
+    alone = gateway(scripts=scripts)
+    with crowded.daemon.client() as client:
+        client.sysctl("wait.policy", "ttl")
+        client.sysctl("wait.ttl_ms", 0)
+        messages, spent = called(crowded, "weather? " * 30)
+        crowded.chat("something else " * 35, max_tokens=20)
+        assert waits(client)
+        said = answered(crowded, messages, max_tokens=40)
+        assert client.fsck().problems == ()
+    there = spent["prompt_tokens"] + spent["completion_tokens"]
+    assert said["usage"]["attnix"]["dram_tokens"] > there // 2
+    assert said["usage"]["attnix"]["recomputed_tokens"] <= BLOCK
+    calm, _ = called(alone, "weather? " * 30)
+    assert answered(alone, calm, max_tokens=40)["choices"] == said["choices"]
 
 
 def test_case_38_two_answers_to_one_call(gateway: Gateway) -> None:
@@ -229,19 +143,6 @@ def test_case_38_those_that_wait_take_no_place(gateway: Gateway) -> None:
         assert served.chat("fifth", tools=TOOL).json()["choices"][0]["finish_reason"] == "tool_calls"
     for messages in waiting:
         assert answered(served, messages)["choices"][0]["message"]["content"] == "It rains."
-
-
-def test_case_38_an_impatient_client_gets_there(slow: Served) -> None:
-    before = 0
-    for _ in range(3):
-        connection = raw(slow, asks(PROMPT))
-        until(lambda: passes(slow) >= before + 4, "some chunks")  # noqa: B023 (called at once)
-        connection.close()
-        with slow.daemon.client() as client:
-            until(lambda: client.vmstat().counters["contexts"] == 0, "the context's end")
-        before = passes(slow)
-    final = slow.chat(PROMPT).json()["usage"]
-    assert final["prompt_tokens_details"]["cached_tokens"] >= 3 * 2 * CHUNK, "each try began where the one before ended"
 
 
 # -- 40: who may -----------------------------------------------------------------------------------------------------
@@ -284,6 +185,35 @@ def test_case_40_keys_are_apart(gateway: Gateway, tmp_path: Path) -> None:
         assert got.status_code == 200, got.text
 
 
+def test_case_40_a_call_id_of_somebody_else_opens_nothing(gateway: Gateway, tmp_path: Path) -> None:
+    served = gateway("--keys", keys_file(tmp_path), scripts=SCRIPTS)
+    question = {"role": "user", "content": "weather? " * 20}
+
+    def ask(key: str, messages: list[Any]) -> Any:
+        body = {"messages": messages, "tools": TOOL, "temperature": 0}
+        got = served.http.post("/v1/chat/completions", json=body, headers={"authorization": f"Bearer sk-{key}-secret"})
+        assert got.status_code == 200, got.text
+        return got.json()
+
+    reply = ask("alice", [question])["choices"][0]["message"]
+    messages = [question, reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "rain"}]
+    with served.daemon.client() as client:
+
+        def held(name: str) -> list[tuple[int, str]]:
+            return [(row.cid, row.state) for p in client.ps().processes if p.name == name for row in p.contexts]
+
+        (before,) = held("alice")
+        assert before[1] == "tool_wait"
+        bobs = ask("bob", messages)
+        assert bobs["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "nothing of alice's was found"
+        assert held("alice") == [before], "hers waits as it did"
+        assert [cid for cid, _ in held("bob")] != [before[0]]
+        hers = ask("alice", messages)
+        assert hers["choices"][0]["message"]["content"] == "It rains."
+        assert hers["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        assert [cid for cid, _ in held("alice")] == [before[0]]
+
+
 def test_what_a_key_pins_it_pays_for_and_gives_up_for_its_own_requests(gateway: Gateway, tmp_path: Path) -> None:
     """bob's group may have three contexts.  His pins are among them, and make room for his requests, not for alice's."""
     served = gateway("--keys", keys_file(tmp_path), script=says("yes"), frames=2048)
@@ -305,16 +235,104 @@ def test_what_a_key_pins_it_pays_for_and_gives_up_for_its_own_requests(gateway: 
         assert sum(len(p.contexts) for p in client.ps().processes if p.group == bob.name) <= 3
 
 
-@pytest.mark.parametrize("wrong", ["others may read it", "no loopback without keys", "no such file", "a wrong field"])
+def serve(*options: str) -> list[str]:
+    return [sys.executable, "-m", "attnix.userland.cli", "serve", *options]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "others may read it",
+        "no loopback without keys",
+        "no such file",
+        "a wrong field",
+        "a directory",
+        "a long socket path",
+    ],
+)
 def test_case_40_what_is_refused_at_the_start(tmp_path: Path, wrong: str) -> None:
+    long = str(tmp_path / ("x" * 200))[: MAX_PATH_BYTES + 1]
     options = {
         "others may read it": ["--keys", keys_file(tmp_path, 0o644)],
         "no loopback without keys": ["--host", "0.0.0.0"],
         "no such file": ["--keys", str(tmp_path / "none.toml")],
         "a wrong field": ["--keys", str(tmp_path / "wrong.toml")],
+        "a directory": ["--keys", str(tmp_path)],
+        "a long socket path": ["--socket", long],
     }[wrong]
     (tmp_path / "wrong.toml").write_text('[[key]]\nname = "a"\nkey = "12345678"\nquota = 5\n')
     (tmp_path / "wrong.toml").chmod(0o600)
-    command = [sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", *options]
-    said = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    said = subprocess.run(serve("--port", "0", *options), capture_output=True, text=True, env=environment(), timeout=60)
     assert said.returncode == 1 and said.stdout == "" and len(said.stderr.splitlines()) == 1, said
+    if "socket" in wrong:
+        assert "108 bytes" in said.stderr and str(MAX_PATH_BYTES) in said.stderr, said.stderr
+
+
+def test_case_40_a_second_gateway_on_a_port_that_is_taken(gateway: Gateway) -> None:
+    served = gateway(script=says("yes"))
+    port = str(urlsplit(served.url).port)
+    command = serve("--port", port, "--socket", served.daemon.socket)
+    said = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    assert said.returncode == 1 and said.stdout == ""
+    assert len(said.stderr.splitlines()) == 1 and port in said.stderr, said.stderr
+    assert served.chat().json()["choices"][0]["message"]["content"] == "yes", "the first one works on"
+
+
+def refused(process: Process) -> str:
+    """What a gateway without a daemon says: everything but its own health is 503, in the shape of each API."""
+    assert process.said.startswith("attnix: serving on http://"), process.said
+    with httpx.Client(base_url=process.said.rpartition(" ")[2], timeout=DEADLINE_S) as http:
+        assert http.get("/healthz").status_code == 200
+        why = "the gateway has not connected yet"
+        while "not connected yet" in why:
+            ready = http.get("/readyz")
+            assert ready.status_code == 503 and ready.json()["status"] == "no daemon"
+            why = ready.json()["message"]
+        chat = http.post("/v1/chat/completions", json=asks("hi"))
+        assert chat.status_code == 503 and "retry-after" in chat.headers
+        assert chat.json()["error"]["type"] == "server_error" and why in chat.json()["error"]["message"]
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+        said = http.post("/v1/messages", json=body)
+        assert said.status_code == 503 and said.json()["error"]["type"] == "overloaded_error"
+        assert http.get("/v1/models").status_code == 503
+    return str(why)
+
+
+def test_case_40_a_daemon_of_another_user_lets_no_gateway_in(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, uid=4242)
+    process = Process(serve("--port", "0", "--socket", daemon.socket))
+    try:
+        assert daemon.process.said == "ready"
+        assert f"belongs to uid {os.geteuid()}; you are uid 4242" in refused(process)
+    finally:
+        process.stop()
+        daemon.process.stop()
+
+
+def test_case_40_something_else_at_the_socket_path(tmp_path: Path) -> None:
+    """It says so, deletes nothing, and connects when a daemon has come."""
+    path = tmp_path / "run" / "a.sock"
+    path.parent.mkdir(mode=0o700)
+    path.write_text("mine")
+    process = Process(serve("--port", "0", "--socket", str(path)))
+    try:
+        assert str(path) in refused(process) and path.read_text() == "mine"
+        path.unlink()
+        path.symlink_to(tmp_path / "elsewhere")
+        assert str(path) in refused(process) and path.is_symlink()
+        path.unlink()
+        path.mkdir()
+        assert str(path) in refused(process) and path.is_dir()
+        path.rmdir()
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+        assert str(path) in refused(process) and path.is_socket()
+        daemon = Daemon(tmp_path, script=says("yes"))  # which takes the place of a socket that nobody serves
+        assert daemon.socket == str(path) and daemon.process.said == "ready"
+        with httpx.Client(base_url=process.said.rpartition(" ")[2], timeout=DEADLINE_S) as http:
+            until(lambda: http.get("/readyz").status_code == 200, "its connection")
+            assert http.post("/v1/chat/completions", json=asks("hi")).status_code == 200
+        process.stop()
+        assert daemon.process.stop() == 0
+    finally:
+        process.stop()

@@ -172,6 +172,19 @@ def test_what_client_libraries_leave_out_makes_no_difference() -> None:
     assert fingerprints("a", CHAT)[1] != fingerprints("b", CHAT)[1]
 
 
+def test_a_wait_that_is_over_by_itself_is_over_for_who_is_parked() -> None:
+    """A notice of an earlier wait, or of a context that is not there any more, says nothing."""
+    parked = Parked(10, 60)
+    held = conversation(1)
+    held.wait = 7
+    parked.park(held, b"x", [])
+    parked.woke(1, 6)
+    parked.woke(2, 7)
+    assert held.wait == 7 and parked.waiting == 1
+    parked.woke(1, 7)
+    assert held.wait == 0 and parked.waiting == 0
+
+
 def test_the_oldest_go_first() -> None:
     parked = Parked(2, 60)
     made = [conversation(n) for n in range(3)]

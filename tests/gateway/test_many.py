@@ -121,7 +121,7 @@ async def test_who_stays_has_a_token_of_every_pass(gateway: Gateway, tmp_path: P
     fifo = tmp_path / "gate"
     os.mkfifo(fifo)
     gate = os.open(fifo, os.O_RDWR)
-    served = gateway(script=says(text), frames=4096, max_contexts=600, gate=str(fifo))
+    served = gateway(script=says(text), frames=4096, max_contexts=600, turnstile=str(fifo))
     clients = half_leave(len(text))
     news = asyncio.Event()
     for one in clients:

@@ -178,7 +178,7 @@ def test_more_than_may_wait(gateway: Gateway, tmp_path: Path) -> None:
     """EAGAIN of the daemon's queue."""
     fifo = tmp_path / "gate"
     os.mkfifo(fifo)
-    served = gateway(script=says("yes"), gate=str(fifo))  # no pass ends until it is opened
+    served = gateway(script=says("yes"), turnstile=str(fifo))  # no pass ends until it is opened
     with served.daemon.client() as client:
         client.sysctl("sched.max_queue", 1)
         waiting = client.alloc_context()

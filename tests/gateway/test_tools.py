@@ -38,6 +38,7 @@ READ: list[tuple[Family, str, str, list[Call]]] = [
     (Hermes(), "<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
     (Hermes(), "a < b <tool_cal", "a < b <tool_cal", []),
     (Hermes(), '{"name": "weather", "arguments": {}}', '{"name": "weather", "arguments": {}}', []),
+    (Hermes(), "no <tool_call>{so}</tool_call> \n call", "no <tool_call>{so}</tool_call> \n call", []),
     (Generic(), TAGGED, "", [WEATHER]),
     (Generic(), '{"name": "weather", "arguments": {"city": "Oslo"}}', "", [WEATHER]),
     (

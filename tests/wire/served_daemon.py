@@ -7,10 +7,14 @@ Run by conftest.py as a script; options come as one JSON object.  It says `ready
     pieces          text of each token id; null: no tokenizer.  The default is one byte each
     script          tokens that every generation emits
     scripts         one script per generation of a context, in turn; the last one stays
+    texts           a generation emits the one of these scripts that the length of its prompt, plus its seed unless it is greedy,
+                    names (modulo their number); an empty one: what the model says
+    likes           tokens that it likes best, the last one most, where a mask says what may come
     tokenizer       path of a real tokenizer, instead of `pieces`; messages stay the client's business
     stop_tokens     ids that end a generation
     pass_ms         what a forward takes
-    gate            path of a FIFO; each byte written to it lets one forward end, and none ends without
+    turnstile       path of a FIFO: a forward ends when a byte is written there, and from an "o" on all do, until a "c"
+    dram_frames     a second tier, of so many
     text_ms         what a text job takes
     state           state directory, for a journal and snapshots; without it there are none
     uid             the uid that every client is said to have; null: the real one
@@ -25,13 +29,13 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from attnix.drivers.sim_device import SimDevice
+from attnix.drivers.sim_model import scripted
 from attnix.durable import open_durable
 from attnix.kernel.batch import SAMPLE
 from attnix.kernel.calls import FsckResult, Message
@@ -40,6 +44,7 @@ from attnix.kernel.errors import E, Panic
 from attnix.kernel.events import AttachTier, DriverUp, Effect, Event, Exec, Reply, Syscall, Transfer
 from attnix.kernel.geometry import KvShape
 from attnix.kernel.step import Kernel
+from attnix.kernel.tag import stored_bytes
 from attnix.kernel.twin import TwinCore
 from attnix.syscalls.daemon import Daemon
 from attnix.syscalls.listen import CannotListen, Credentials, Listener, peer_credentials
@@ -71,49 +76,55 @@ class ByteText:
         pass
 
 
-class Gate:
-    """Lets through one for each byte that is written to a FIFO, in order."""
+class Turnstile:
+    """Lets what waits here go on, one for each byte that is written to a FIFO; after an "o" nothing waits, until a "c"."""
 
     def __init__(self, path: str) -> None:
-        self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # for writing as well: it never ends
-        self._open = 0
-        self._waiting: deque[Callable[[], object]] = deque()
-        asyncio.get_running_loop().add_reader(self._fifo, self._opened)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._free = 0
+        self._open = False
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
 
-    def then(self, go: Callable[[], object]) -> None:
+    def enter(self, go: Callable[[], None]) -> None:
         self._waiting.append(go)
-        self._let()
+        self._turn()
 
-    def _opened(self) -> None:
-        self._open += len(os.read(self._fifo, 65536))
-        self._let()
+    def _read(self) -> None:
+        for byte in os.read(self._fd, 4096):
+            if byte in b"oc":
+                self._open, self._free = byte == ord("o"), 0
+            else:
+                self._free += 1
+            self._turn()
 
-    def _let(self) -> None:
-        while self._open and self._waiting:
-            self._open -= 1
-            self._waiting.popleft()()
+    def _turn(self) -> None:
+        while self._waiting and (self._open or self._free):
+            self._free -= not self._open
+            asyncio.get_running_loop().call_soon(self._waiting.popleft())
 
 
 class SimPort:
-    """The simulated device: answers each pass after `delay_s`, and when the gate lets it."""
+    """The simulated device: answers each pass after `delay_s`, and behind the turnstile.  dram: arena of the second tier."""
 
-    def __init__(self, device: SimDevice, delay_s: float, gate: Gate | None) -> None:
+    def __init__(self, device: SimDevice, delay_s: float, turnstile: Turnstile | None, dram: bytearray) -> None:
         self.device = device
         self.daemon: Daemon
         self._delay_s = delay_s
-        self._gate = gate
+        self._turnstile = turnstile
+        self._dram = dram
 
     def exec(self, effect: Exec) -> None:
         self.device.computed.clear()
         done = self.device.execute(effect)
-        answer = partial(asyncio.get_running_loop().call_later, self._delay_s, self.daemon.feed, done)
-        if self._gate is None:
-            answer()
+        if self._turnstile is not None:
+            self._turnstile.enter(lambda: self.daemon.feed(done))
         else:
-            self._gate.then(answer)
+            asyncio.get_running_loop().call_later(self._delay_s, self.daemon.feed, done)
 
     def transfer(self, effect: Transfer) -> None:
-        raise AssertionError("there is one tier")
+        assert self._dram, "there is one tier"
+        asyncio.get_running_loop().call_soon(self.daemon.feed, self.device.transfer(effect, self._dram))
 
     def attach(self, effect: AttachTier) -> None:
         raise AssertionError("there is one tier")
@@ -154,6 +165,26 @@ class ScriptedDevice(SimDevice):
         return super()._next(trail, work)
 
 
+class TellingDevice(SimDevice):
+    """What a generation says is told by its prompt and its seed; where it may not say everything, it says what it likes."""
+
+    def __init__(self, *arguments: Any, texts: list[list[int]], likes: list[int]) -> None:
+        super().__init__(*arguments)
+        self._texts = texts
+        self._likes = likes
+
+    def _next(self, trail: Any, work: Any) -> Any:
+        seq = work.seq
+        if not seq.flags & SAMPLE:
+            said = trail.distribution(work.tokens[-1], self.vocab)
+            for token in self._likes:
+                said = scripted(said, token)
+            return said, said.tokens[0]
+        number = seq.prompt_tokens + (seq.seed if seq.temperature > 0 else 0)
+        self.script = tuple(self._texts[number % len(self._texts)])
+        return super()._next(trail, work)
+
+
 class WrongKernel:
     """The kernel, but `fsck` shows one fault that the daemon must contain."""
 
@@ -176,8 +207,10 @@ class WrongKernel:
 async def serve(options: dict[str, Any]) -> int:
     frames, block = options.get("frames", 64), options.get("block_tokens", 4)
     vocab = options.get("vocab_tokens", 256)
+    sizes = [frames, *([options["dram_frames"]] if "dram_frames" in options else [])]
+    devices = [DeviceConfig(f"{tier}0", tier, size) for tier, size in zip(("hbm", "dram"), sizes, strict=False)]
     config = KernelConfig(
-        devices=(DeviceConfig("hbm0", "hbm", frames),),
+        devices=tuple(devices),
         kv=KvShape(1, 1, 2, 2),
         window_tokens=options.get("window_tokens", 256),
         vocab_tokens=vocab,
@@ -192,13 +225,19 @@ async def serve(options: dict[str, Any]) -> int:
         daemon_pid=os.getpid(),
     )
     rows = memoryview(bytearray(config.layout.total_bytes))
-    kernel = Kernel(config, TwinCore(bytes(16), block, config.layout, [frames], [rows], 128))
+    kernel = Kernel(config, TwinCore(bytes(16), block, config.layout, sizes, [rows], 128))
     script = tuple(options.get("script", ()))
     layout = (frames, config.layout, rows, block, vocab)
-    scripts = options.get("scripts")
-    device = ScriptedDevice(*layout, scripts=scripts) if scripts else SimDevice(*layout, script=script)
-    gate = Gate(options["gate"]) if "gate" in options else None
-    port = SimPort(device, options.get("pass_ms", 0) / 1000, gate)
+    device: SimDevice
+    if "texts" in options:
+        device = TellingDevice(*layout, texts=options["texts"], likes=options.get("likes", []))
+    elif "scripts" in options:
+        device = ScriptedDevice(*layout, scripts=options["scripts"])
+    else:
+        device = SimDevice(*layout, script=script)
+    turnstile = Turnstile(options["turnstile"]) if "turnstile" in options else None
+    dram = bytearray(sum(sizes[1:]) * stored_bytes(device.frame_bytes))
+    port = SimPort(device, options.get("pass_ms", 0) / 1000, turnstile, dram)
     pieces = options.get("pieces", [chr(n) for n in range(128)] + [bytes([n]).hex() for n in range(128, 256)])
     text = None
     if pieces is not None:
@@ -230,7 +269,8 @@ async def serve(options: dict[str, Any]) -> int:
     port.daemon = daemon
     if durable is not None:
         durable.connect(daemon.feed)
-    daemon.feed(DriverUp(0, 1, 1, "kept"))
+    for number in range(len(devices)):
+        daemon.feed(DriverUp(number, 1, 1 + number, "kept"))
     return await daemon.run(ready=lambda: print("ready", flush=True))
 
 

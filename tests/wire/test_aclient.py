@@ -122,3 +122,20 @@ def test_an_eta_that_is_no_time_from_now_is_refused(serve: Any, seconds: float) 
                 await context.wait_tool("search", deadline=seconds)
 
     run(main())
+
+
+async def test_a_refusal_that_is_there_before_hello_was_sent(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon refuses another user's connection as it is made: whoever connects hears of it, whatever comes first."""
+    served = serve(uid=4242, fit=False)
+    loop = asyncio.get_running_loop()
+    connected = loop.create_unix_connection
+
+    async def refused_first(factory: Any, path: str) -> Any:
+        made: Any = await connected(factory, path)
+        while made[1].lost is None:
+            await asyncio.sleep(0)
+        return made
+
+    monkeypatch.setattr(loop, "create_unix_connection", refused_first)
+    with pytest.raises(ConnectionLost, match="you are uid 4242"):
+        await asyncio.wait_for(aconnect(served.path).start(), 20)

@@ -17,7 +17,8 @@ import pytest
 from attnix.kernel.errors import E
 from attnix.syscalls import ConnectionLost, connect, default_socket_path
 from attnix.syscalls.exceptions import AccessDenied
-from attnix.syscalls.listen import MAX_PATH_BYTES, CannotListen, Listener, peer_credentials
+from attnix.syscalls.listen import CannotListen, Listener, peer_credentials
+from attnix.syscalls.paths import MAX_PATH_BYTES
 
 pack: Any = msgpack.packb  # its stubs say that it may return None
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from attnix.syscalls.paths import default_socket_path, too_long
+
 from ..output import CommandError, SocketOption
 
 
@@ -31,6 +33,8 @@ def serve(
 
     if not keys and host not in ("127.0.0.1", "::1", "localhost"):
         raise CommandError(f"serving on {host} needs --keys FILE: without keys only this machine may connect")
+    if why := too_long(socket or default_socket_path()):  # no daemon can ever be there
+        raise CommandError(why)
     settings = Settings(
         socket, host, port, keys, max_body, time_limit, max_parked, parked, tuple(origin or ())
     )  # fmt: skip

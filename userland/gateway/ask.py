@@ -60,7 +60,8 @@ class Begun(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Something of a reply.  tokens and logprobs are as sampled, and may be ahead of the words."""
+    """Something of a reply.  tokens and logprobs are as sampled, and may be ahead of the words; but with log-probabilities and
+    stop strings only those come that stay (certain.py)."""
 
     choice: int
     heard: list[Heard]

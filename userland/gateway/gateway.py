@@ -33,7 +33,7 @@ class Gateway:
         self.settings = settings
         self.keys: Keys = read_keys(settings.keys)
         self.upstream = Upstream(settings.socket, self._renewed)
-        self.words = Words()
+        self.words = Words(lambda: self.upstream.why)
         self.parked = Parked(settings.max_parked, settings.parked_s)
         self.pins = Pins()
         self.metrics = Metrics()

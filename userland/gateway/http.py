@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from .errors import ApiError, as_api_error, bad
 from .gateway import Gateway
 from .keys import Key
+from .protocol import EVENTS
 
 R = TypeVar("R")
 Api = Literal["openai", "anthropic"]
@@ -159,6 +160,7 @@ class Streaming(Response):
         self._ends.append(end)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[EVENTS] = True
         writing = asyncio.ensure_future(self._write(send))
         watch = asyncio.ensure_future(gone(receive))
         try:

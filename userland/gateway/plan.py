@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from attnix.syscalls.text import Piece, TemplateError, TextModel, piece_tokens, pieces
 
@@ -63,7 +63,7 @@ def plan(
         raise ApiError(400, "the conversation is empty", param="messages")
     trimmed = 0
     if ask.trim and len(tokens) > room:
-        tokens, trimmed = _trim(model, shown, tools, tokens, room, block_tokens)
+        tokens, trimmed = _trim(model, shown, tools, tokens, prefill, room, block_tokens)
     marks = _marks(model, shown, tools, ask, len(shown) - len(ask.messages), tokens) if not trimmed else ()
     keep = min(common(found.tokens, tokens), len(tokens) - 1) if found is not None else 0
     return Plan(keep, tokens[keep:], parts, False, trimmed, marks)
@@ -100,18 +100,35 @@ def _marks(
 
 
 def _trim(
-    model: TextModel, shown: Sequence[object], tools: Sequence[object], tokens: list[int], room: int, block_tokens: int
+    model: TextModel,
+    shown: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any],
+    tokens: list[int],
+    prefill: list[int],
+    room: int,
+    block_tokens: int,
 ) -> tuple[list[int], int]:
-    """Cut whole blocks' worth out behind the system message.  The tokens, and how many went."""
-    heads = next((n for n, m in enumerate(shown) if m["role"] not in ("system", "developer")), len(shown))  # type: ignore[index]
-    try:
-        head = common(_beginning(model, shown, tools, heads), tokens) if heads else 0
-    except TemplateError:
-        head = 0
+    """Cut whole blocks' worth out behind the system message.  The tokens, and how many went.
+
+    What the template writes up to the first other content, tools among it, stays, and so does what it writes behind the last.
+    """
+    heads = next((n for n, m in enumerate(shown) if m["role"] not in ("system", "developer")), -1)
+    head = common(_with_other(model, shown, tools, heads) + prefill, tokens) if heads >= 0 else len(tokens)
+    tail = common((_with_other(model, shown, tools, len(shown) - 1) + prefill)[::-1], tokens[::-1])
     gone = -(-(len(tokens) - room) // block_tokens) * block_tokens
-    if head + gone >= len(tokens):
+    can_go = max(0, len(tokens) - head - tail - 1) // block_tokens * block_tokens
+    if gone > can_go:
+        wanted = len(tokens) - can_go
         raise ApiError(
-            400, f"the system message has {head} tokens, and there is room for {room}: nothing is left to be trimmed",
-            code="context_length_exceeded", param="messages", fields={"wanted": head, "limit": room},
+            400, f"{wanted} tokens cannot be trimmed, the system message among them, and there is room for {room}",
+            code="context_length_exceeded", param="messages", fields={"wanted": wanted, "limit": room},
         )  # fmt: skip
     return tokens[:head] + tokens[head + gone :], gone
+
+
+def _with_other(model: TextModel, shown: Sequence[Mapping[str, Any]], tools: Sequence[Any], index: int) -> list[int]:
+    """Tokens of the conversation with another content in one message: what they share with its own is not that content."""
+    content = str(shown[index].get("content") or "").strip()
+    other = next(char for char in "012" if not content.startswith(char) and not content.endswith(char))
+    (piece,) = pieces(model, [*shown[:index], {**shown[index], "content": other}, *shown[index + 1 :]], tools)
+    return piece_tokens(model, piece, False)

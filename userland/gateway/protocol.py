@@ -2,8 +2,9 @@
 
 A client that has closed and one that has only shut down its sending half look the same: both send a FIN.  uvicorn closes on
 either.  Here the connection stays open while an answer is due, and an interim response (102, RFC 2518; RFC 9110 has clients
-take any 1xx) asks: the kernel of a peer that has closed answers it with a reset, a half-closed one takes it.  The state of the
-TCP connection shows which it was (TCP_INFO, its first byte), and a reset ends the request.
+take any 1xx) asks, or in a stream of events a comment, since the next event may be far away: the kernel of a peer that has
+closed answers it with a reset, a half-closed one takes it.  The state of the TCP connection shows which it was (TCP_INFO, its
+first byte), and a reset ends the request.
 
 Nor does a connection last that asks for nothing and takes nothing: it is reset when a request's head is not there, or nothing
 of an answer can be written, within a time.
@@ -17,7 +18,9 @@ from typing import Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+EVENTS: Final = "attnix.events"  # in the scope of a request: its answer is a stream of events
 _PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
+_COMMENT: Final = b"3\r\n:\n\n\r\n"  # of server-sent events, as a chunk of a body
 _FIRST_LOOK_S: Final = 0.005
 _LONGEST_LOOK_S: Final = 1.0
 _TCP_CLOSE: Final = 7  # include/net/tcp_states.h
@@ -80,6 +83,8 @@ class Protocol(H11Protocol):
         cycle.keep_alive = False
         if not cycle.response_started:
             self.transport.write(_PROBE)
+        elif EVENTS in self.scope:
+            self.transport.write(_COMMENT)
         self._look_later(_FIRST_LOOK_S)
         return True
 

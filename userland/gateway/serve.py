@@ -28,7 +28,10 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=5,
     )
     server = _Announcing(config)
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # it has said why: the port is taken, or not ours
+        return 1
     return 0 if server.started else 1
 
 

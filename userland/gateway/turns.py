@@ -21,6 +21,7 @@ from attnix.syscalls.text import TextStream, TokenTable
 from attnix.syscalls.types import GenerateResult, Usage
 
 from .ask import Ask, Begun, Done, Ended, Event, Logprob, Piece, Spent
+from .certain import Certain
 from .conversations import Conversation, fingerprints
 from .errors import ApiError
 from .grammar import TOP_K, Path, draw
@@ -272,6 +273,7 @@ class Turn:
         most = ask.max_tokens if ask.max_tokens is not None else self._gateway.words.uname.window_tokens
         seen = self._markers()
         words = TextStream(seen, ask.stop) if seen is not None else None
+        certain = self._certain()
         stream = context.generate(most, **options)
         loop = asyncio.get_running_loop()
         timer = loop.call_at(self._end, self._too_late, stream)
@@ -283,18 +285,31 @@ class Turn:
                 text = note.text if words is None else "".join(words.push((token,)) for token in tokens)
                 shown += len(note.text)
                 heard = reply.hear(text)
+                rows = note.logprobs
+                if certain is not None:
+                    tokens, rows = certain.push(tokens, rows)
                 if heard or tokens:
-                    yield Piece(reply.index, heard, tokens, note.logprobs)
+                    yield Piece(reply.index, heard, tokens, rows)
             result: GenerateResult = await stream.result()
         finally:
             timer.cancel()
         self._check(result)
         reply.reason, reply.stop = result.reason, result.stop
-        reply.tokens = list(unpack_ids(result.tokens))
-        heard = reply.hear(result.text[shown:] if words is None else words.finish() if not result.stop else "")
+        sampled, reply.tokens = reply.tokens, list(unpack_ids(result.tokens))
+        heard = reply.hear(result.text[shown:] if words is None else self._rest(words, sampled, result))
         heard += reply.end()
-        if heard:
-            yield Piece(reply.index, heard, [], ())
+        tokens, rows = certain.finish(len(reply.tokens)) if certain is not None else ([], ())
+        if heard or tokens:
+            yield Piece(reply.index, heard, tokens, rows)
+
+    def _rest(self, words: TextStream, sampled: list[int], result: GenerateResult) -> str:
+        """What `words` still withholds, without what the daemon has found to belong to a stop string: of the token that
+        completed it nobody hears."""
+        held = words.finish()
+        if not result.stop or words.stop:
+            return held
+        over = len(self._gateway.words.model.decode(sampled)) - len(result.text)
+        return held[: max(0, len(held) - over)]
 
     def _too_late(self, stream: object) -> None:
         self._late = True
@@ -312,6 +327,7 @@ class Turn:
         """A reply that follows a grammar, token by token (grammar.py)."""
         ask = self._ask
         words = TextStream(self._markers() or self._gateway.words.model.table, ask.stop)
+        certain = self._certain()
         most = ask.max_tokens if ask.max_tokens is not None else 1 << 60
         window = self._gateway.words.uname.window_tokens
         counts: dict[int, int] = {}
@@ -331,8 +347,11 @@ class Turn:
             reply.tokens.append(token)
             text = words.push((token,))
             heard = reply.hear(text)
-            row: tuple[Logprob, ...] = ((logprob, *_packed(likeliest[: ask.logprobs])),) if ask.logprobs else ()
-            yield Piece(reply.index, heard, [token], row)
+            tokens = [token]
+            rows: tuple[Logprob, ...] = ((logprob, *_packed(likeliest[: ask.logprobs])),) if ask.logprobs else ()
+            if certain is not None:
+                tokens, rows = certain.push(tokens, rows)
+            yield Piece(reply.index, heard, tokens, rows)
             if words.keep_tokens is not None:
                 reply.reason, reply.stop = "stop", words.stop or ""
                 await context.append(tokens=[token])
@@ -348,8 +367,14 @@ class Turn:
             except TooBig:
                 break
         heard = reply.hear("" if reply.stop else words.finish()) + reply.end()
-        if heard:
-            yield Piece(reply.index, heard, [], ())
+        tokens, rows = certain.finish(len(reply.tokens)) if certain is not None else ([], ())
+        if heard or tokens:
+            yield Piece(reply.index, heard, tokens, rows)
+
+    def _certain(self) -> Certain | None:
+        """None: every token can be shown as it comes."""
+        ask = self._ask
+        return Certain(self._gateway.words.model.table, ask.stop) if ask.logprobs and ask.stop else None
 
     async def _in_time(self, call: Awaitable[R]) -> R:
         """Error: TimeoutError, also while a limit of its group holds the context back."""

@@ -24,9 +24,10 @@ R = TypeVar("R")
 
 
 class Words:
-    """`load` after each connection; then `model` and `uname` are those of the daemon."""
+    """`load` after each connection; then `model` and `uname` are those of the daemon.  why: says why there is none yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, why: Callable[[], str]) -> None:
+        self._why = why
         self._thread = ThreadPoolExecutor(1, "words")
         self._model: TextModel | None = None
         self._family: Family | None = None
@@ -38,7 +39,7 @@ class Words:
     def uname(self) -> UnameResult:
         """Error: Unavailable before the first connection."""
         if self._uname is None:
-            raise Unavailable("the gateway has not connected yet")
+            raise Unavailable(self._why())
         return self._uname
 
     @property

@@ -17,6 +17,7 @@ class Tagged:
         self._names = names
         self._held = ""
         self._inside = False
+        self._gap = ""  # white space before the opening tag
         self._called = False  # a call came last
 
     def push(self, text: str) -> list[Heard]:
@@ -33,8 +34,9 @@ class Tagged:
             before, opened, rest = self._held.partition(self._opening)
             if not opened:
                 break
-            heard += self._say(before.rstrip())
-            self._held, self._inside = rest, True
+            said = before.rstrip()
+            heard += self._say(said)
+            self._held, self._inside, self._gap = rest, True, before[len(said) :]
         keep = beginning_of(self._held, self._opening)
         settled = self._held[: len(self._held) - keep]
         said = settled.rstrip()
@@ -59,7 +61,7 @@ class Tagged:
     def _read(self, body: str, written: str) -> list[Heard]:
         calls = parsed_calls(body, self._names)
         if not calls:
-            return self._say(written)
+            return self._say(self._gap + written)
         self._called = True
         return [*calls]
 
