@@ -34,7 +34,7 @@ def test_a_dry_run_has_the_same_steps_and_takes_its_kernels_from_the_interpreter
 ) -> None:
     dry = {step.name: step for step in run.steps(True, tmp_path)}
     assert list(dry) == [step.name for step in planned if step.name != "racecheck"]
-    assert {n for n, s in dry.items() if "ATTNIX_CUDA_DRY" in s.environment} == {"engine", "decode", "tiers", "overlap"}
+    assert {n for n, s in dry.items() if "ATTNIX_CUDA_DRY" in s.environment} == {"engine", "decode", "tiers"}
 
 
 def test_triton_compiles_for_the_tests_as_it_does_for_who_serves(monkeypatch: pytest.MonkeyPatch) -> None:
