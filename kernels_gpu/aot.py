@@ -3,12 +3,14 @@
 Every wrapper is called as a pass calls it, with host tensors, under a driver that is none: what would be launched is compiled
 for sm_80, sm_90 and sm_100 instead, with the same constants and specialisations, and the cubin is read (cubin.py).  The rules:
 
-    every kernel   fits the architecture's shared memory, and its own launch row was taken
+    every kernel   fits the architecture's shared memory
     decode         no local memory, no stack, no spills
     prefill and products   the architecture's matrix instructions: HMMA, HGMMA, UTCHMMA
+    every row      of the launch table was taken by one of them (unless --only leaves some out)
 
-`--all` is every row of the launch table with every dtype of KV; without it a subset that has every kernel on every
-architecture (`aot_cases.py` says which).  Triton's cache and a report beside each cubin make a repeat quick.
+`--all` is every row of the launch table with every dtype of KV and every block size; without it a subset that has every
+kernel and every row on every architecture (`aot_cases.py` says which).  Triton's cache and a report beside each cubin make a
+repeat quick.
 """
 
 from __future__ import annotations
@@ -19,11 +21,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, NamedTuple
-
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -34,6 +34,7 @@ from triton.runtime.driver import driver
 from .aot_cases import Case, cases, run
 from .cubin import Usage, usage
 from .launch import SHARED_BYTES, compiling_for
+from .launch_table import ROWS, Row
 
 MATRIX_OF: Final = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 DECODE: Final = ("decode",)  # parts of kernel names to which a rule applies
@@ -46,6 +47,13 @@ class Finding(NamedTuple):
     case: Case
     usage: Usage
     faults: tuple[str, ...]
+
+
+class Checked(NamedTuple):
+    """What a case launches, and the launch rows that it took."""
+
+    findings: tuple[Finding, ...]
+    rows: frozenset[Row]
 
 
 class _NoDevice(DriverBase):
@@ -79,8 +87,8 @@ class _NoDevice(DriverBase):
 
 
 @contextlib.contextmanager
-def compiled_instead(architecture: int) -> Iterator[list[Any]]:
-    """Inside, a launch compiles and adds what it made to the list; nothing runs."""
+def compiled_instead(architecture: int) -> Iterator[tuple[list[Any], set[Row]]]:
+    """Inside, a launch compiles and adds what it made to the list, its row to the set; nothing runs."""
     made: list[Any] = []
     launch_one = JITFunction.run
 
@@ -93,19 +101,19 @@ def compiled_instead(architecture: int) -> Iterator[list[Any]]:
     driver.set_active(_NoDevice(architecture))
     JITFunction.run = compile_one
     try:
-        with compiling_for(architecture):
-            yield made
+        with compiling_for(architecture) as rows:
+            yield made, rows
     finally:
         JITFunction.run = launch_one
         driver._active = before
 
 
-def check(case: Case) -> list[Finding]:
+def check(case: Case) -> Checked:
     """Compile all that a case launches and judge it."""
-    with compiled_instead(case.architecture) as made:
+    with compiled_instead(case.architecture) as (made, rows):
         run(case)
     found = {each.hash: usage(each) for each in made}
-    return [Finding(case, each, tuple(faults(case, each))) for each in found.values()]
+    return Checked(tuple(Finding(case, each, tuple(faults(case, each))) for each in found.values()), frozenset(rows))
 
 
 def faults(case: Case, found: Usage) -> Iterator[str]:
@@ -118,7 +126,12 @@ def faults(case: Case, found: Usage) -> Iterator[str]:
         yield f"no {wanted}, but {', '.join(found.matrix) or 'nothing'}"
 
 
-def check_all(chosen: Sequence[Case], workers: int) -> Iterator[list[Finding]]:
+def never_taken(architectures: Collection[int], taken: Collection[Row]) -> list[Row]:
+    """Rows of the table that would be launched first on a user's device."""
+    return [row for row in ROWS if row[1] in architectures and row not in taken]
+
+
+def check_all(chosen: Sequence[Case], workers: int) -> Iterator[Checked]:
     if workers <= 1:
         yield from map(check, chosen)
         return
@@ -152,13 +165,19 @@ def main() -> None:
         if options.only in f"{case.kernel} {case.title}" and case.architecture in (options.architecture or MATRIX_OF)
     ]
     print(f"{'kernel':28} {'':7} {'case':30}  reg  stack  local  spills   shared  load  matrix")
-    seen, bad = set(), 0
-    for findings in check_all(chosen, options.workers):
-        for finding in findings:
+    seen: set[str] = set()
+    taken: set[Row] = set()
+    bad = 0
+    for checked in check_all(chosen, options.workers):
+        taken |= checked.rows
+        for finding in checked.findings:
             if (line := show(finding)) not in seen:  # the same kernel serves many cases
                 print(line, flush=True)
                 bad += bool(finding.faults)
             seen.add(line)
+    for row in [] if options.only else never_taken(options.architecture or list(MATRIX_OF), taken):
+        print(f"launch row {row} was taken by no case")
+        bad += 1
     print(f"{len(chosen)} cases, {len(seen)} kernels, {bad} bad, {time.monotonic() - began:.0f} s")
     sys.exit(1 if bad or not seen else 0)
 

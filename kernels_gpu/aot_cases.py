@@ -1,8 +1,8 @@
 """What the ahead-of-time checks compile: one case is one wrapper, called once, with a head dim, a block size and a KV dtype.
 
 All of them: every kernel that has launch rows, at every architecture, head dim and block size, with every dtype of KV.
-The subset, which CI takes: bf16 KV at head dim 64 and 128 and blocks of 16, int8 and fp8 at 128, shifts and windows, and what has
-neither head dim nor blocks, on every architecture.
+The subset, which CI takes: every head dim with bf16 KV, every dtype of KV with one head dim, all in blocks of 16, shifts
+and windows, and what has neither head dim nor blocks, on every architecture.  It takes every launch row (aot.py checks that).
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from .silu_mul import silu_mul
 
 SUBSET: Final[tuple[tuple[int, int, KvDtype], ...]] = (
     (64, 16, "bfloat16"),
+    (96, 16, "bfloat16"),
     (128, 16, "bfloat16"),
+    (256, 16, "bfloat16"),
+    (64, 16, "float16"),
+    (64, 16, "float32"),
     (128, 16, "int8"),
     (128, 16, "float8_e4m3"),
 )
+VARIED: Final = (128, 16, "bfloat16")  # the subset's geometry that every variant is compiled with
 VARIANTS: Final = ("", "shift", "window shift", "invariant")  # of attention; the first is what most passes run
 LAYERS: Final = 2
 KV_HEADS: Final = 2
@@ -78,7 +83,7 @@ def _of(architecture: int, every: bool) -> Iterator[Case]:
         yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype)
         if kv_dtype == "bfloat16":
             yield Case("rope_write", architecture, head_dim, block_tokens, kv_dtype, "norm")
-        plain = (head_dim, block_tokens, kv_dtype) == SUBSET[1]
+        plain = (head_dim, block_tokens, kv_dtype) == VARIED
         for variant in VARIANTS if every or plain else VARIANTS[:1]:
             yield Case("paged_decode", architecture, head_dim, block_tokens, kv_dtype, variant)
             yield Case("paged_prefill", architecture, head_dim, block_tokens, kv_dtype, variant)

@@ -39,3 +39,20 @@ else:
 def is_interpreted() -> bool:
     """Whether kernels run in triton's interpreter, on CPU tensors."""
     return not isinstance(triton, Absent) and bool(triton.knobs.runtime.interpret)
+
+
+def _mend_interpreter() -> None:
+    """Triton 3.6's interpreter makes a loop's bound of an array of one element, which numpy 2.5 refuses and earlier ones warn of."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_mend(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)  # which restores what was there before
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_mend
+
+
+if is_interpreted():
+    _mend_interpreter()

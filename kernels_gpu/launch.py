@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from .launch_table import ROWS
+from .launch_table import ROWS, Row
 from .shapes import FP8_CAPABILITY, Launch
 
 ARCHITECTURES: Final = (80, 90, 100)
@@ -26,9 +26,9 @@ SHARED_BYTES: Final = {
 INTERPRETER_ARCHITECTURE: Final = 80  # whose rows the interpreter takes
 
 _compiling_for: int | None = None
+_taken: set[Row] = set()  # while compiling
 
 
-@functools.cache
 def launch(kernel: str, architecture: int, head_dim: int = 0, block_tokens: int = 0) -> Launch:
     """The row that fits best: head dim and block size, then head dim alone, block size alone, then the kernel's own.
 
@@ -36,10 +36,18 @@ def launch(kernel: str, architecture: int, head_dim: int = 0, block_tokens: int 
     head_dim, block_tokens  0 for kernels that have none
     Error: KeyError when the table has no row.
     """
+    row = _nearest(kernel, architecture, head_dim, block_tokens)
+    if _compiling_for is not None:
+        _taken.add(row)
+    return Launch(*row[4:])
+
+
+@functools.cache
+def _nearest(kernel: str, architecture: int, head_dim: int, block_tokens: int) -> Row:
     for head, block in ((head_dim, block_tokens), (head_dim, 0), (0, block_tokens), (0, 0)):
         for row in ROWS:
             if row[:4] == (kernel, architecture, head, block):
-                return Launch(*row[4:])
+                return row
     raise KeyError(f"no launch row for {kernel}, sm_{architecture}, head dim {head_dim}, blocks of {block_tokens}")
 
 
@@ -72,12 +80,15 @@ def is_compiling() -> bool:
 
 
 @contextlib.contextmanager
-def compiling_for(architecture: int) -> Iterator[None]:
-    """Every launch inside takes this architecture's rows, whatever the machine has: ahead-of-time compilation."""
-    global _compiling_for
-    before, _compiling_for = _compiling_for, architecture
+def compiling_for(architecture: int) -> Iterator[set[Row]]:
+    """Every launch inside takes this architecture's rows, whatever the machine has: ahead-of-time compilation.
+
+    Yields the rows that are taken, as they are taken.
+    """
+    global _compiling_for, _taken
+    before, _compiling_for, _taken = _compiling_for, architecture, set()
     try:
-        yield
+        yield _taken
     finally:
         _compiling_for = before
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns when nobody has chosen; 1 is what it does now
-
 from .lang import tl, triton
 
 INTERPRETED: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")

@@ -1,7 +1,8 @@
 """The accel driver, as the daemon starts it, with a tiny random Llama: it conforms in both numerics, with the CPU engine and
 with the CUDA engine in a dry run (docs/cuda.md), whose frames the suite sees in a mirror.
 
-ATTNIX_TEST_DEVICE=cuda: with the CUDA engine on the device instead, and a model whose heads its kernels have.
+ATTNIX_TEST_DEVICE=cuda: with the CUDA engine on the device instead, and a model whose heads its kernels have;
+ATTNIX_CUDA_DRY=interpreter: the dry runs alone, with those kernels and that model.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from attnix.kernel.geometry import KvShape, RowLayout
 
 LAYOUT = RowLayout(MIN_SLOTS, MIN_ENTRIES)
 ON_DEVICE = os.environ.get("ATTNIX_TEST_DEVICE", "cpu") == "cuda"
-BLOCK_TOKENS = 16 if ON_DEVICE else 8
-LAYERS, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2, 32, 48, 4, 2, 64 if ON_DEVICE else 16, 256
+INTERPRETED = os.environ.get("ATTNIX_CUDA_DRY") == "interpreter"
+BLOCK_TOKENS, HEAD_DIM = (16, 64) if ON_DEVICE or INTERPRETED else (8, 16)
+LAYERS, HIDDEN, MLP, HEADS, KV_HEADS, VOCAB = 2, 32, 48, 4, 2, 256
 CASES = [
     ("invariant", "float32", "cpu"), ("fast", "float32", "cpu"), ("fast", "bfloat16", "cpu"),
     ("invariant", "float32", "cuda-dry"), ("fast", "bfloat16", "cuda-dry"),
 ]  # fmt: skip
+if INTERPRETED:
+    CASES = [case for case in CASES if case[2] == "cuda-dry"]
 if ON_DEVICE:
     CASES = [("invariant", "float32", "cuda"), ("invariant", "bfloat16", "cuda"), ("fast", "bfloat16", "cuda")]
 

@@ -212,28 +212,41 @@ def answered(start: Start, scripts: Sequence[Script], *flags: str) -> list[Scrip
 
 
 @pytest.fixture(scope="session")
-def scripts(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> list[Script]:
+def conversations() -> dict[str, list[Script]]:
+    """All that is said in these tests, by the fixture that has it answered."""
+    streamed = [conversation(200 + n, 26, 3) for n in range(6)]
+    return {
+        "scripts": [conversation(n, 12, 8) for n in range(12)],
+        "long_scripts": [conversation(100 + n, 76, 5) for n in range(64)],
+        "streamed": [s._replace(turns=(s.turns[0], s.turns[1]._replace(max_tokens=64), s.turns[2])) for s in streamed],
+    }
+
+
+@pytest.fixture(scope="session")
+def scripts(
+    tmp_path_factory: pytest.TempPathFactory, smollm2: Path, conversations: dict[str, list[Script]]
+) -> list[Script]:
     """A dozen conversations of some 200 tokens and eight turns, with their answers."""
-    scripts = [conversation(n, 12, 8) for n in range(12)]
     with contextlib.contextmanager(starter)(tmp_path_factory.mktemp("reference") / "d", smollm2) as start:
-        return answered(start, scripts)
+        return answered(start, conversations["scripts"])
 
 
 @pytest.fixture(scope="session")
-def long_scripts(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> list[Script]:
+def long_scripts(
+    tmp_path_factory: pytest.TempPathFactory, smollm2: Path, conversations: dict[str, list[Script]]
+) -> list[Script]:
     """64 conversations of 1,024 tokens and more and five turns, with their answers."""
-    scripts = [conversation(100 + n, 76, 5) for n in range(64)]
     with contextlib.contextmanager(starter)(tmp_path_factory.mktemp("reference") / "d", smollm2) as start:
-        return answered(start, scripts)
+        return answered(start, conversations["long_scripts"])
 
 
 @pytest.fixture(scope="session")
-def streamed(tmp_path_factory: pytest.TempPathFactory, smollm2: Path) -> list[Script]:
+def streamed(
+    tmp_path_factory: pytest.TempPathFactory, smollm2: Path, conversations: dict[str, list[Script]]
+) -> list[Script]:
     """Six conversations of some 370 tokens, of whose three turns the second has a long answer."""
-    scripts = [conversation(200 + n, 26, 3) for n in range(6)]
-    scripts = [s._replace(turns=(s.turns[0], s.turns[1]._replace(max_tokens=64), s.turns[2])) for s in scripts]
     with contextlib.contextmanager(starter)(tmp_path_factory.mktemp("reference") / "d", smollm2) as start:
-        return answered(start, scripts)
+        return answered(start, conversations["streamed"])
 
 
 class Talks:

@@ -21,11 +21,12 @@ Q_DTYPES = {"float32": torch.float32, "float16": torch.float16}  # the others' q
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens that share a shift; `holes`: their entries are cut short, so that one block holds fewer tokens than it could."""
+    """Tokens that share a shift."""
 
     tokens: int
     shift: int = 0
-    block_tokens: int = 0  # tokens an entry gets; 0: as many as fit
+    block_tokens: int = 0  # tokens an entry gets, fewer than a block could hold; 0: as many as fit
+    empty: int = 0  # entries before them that hold no token
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def within(got: torch.Tensor, same: torch.Tensor, true: torch.Tensor, size: floa
 
 def _entries(run: Run, block_tokens: int) -> list[int]:
     each, left = run.block_tokens or block_tokens, run.tokens
-    return [min(each, left - at) for at in range(0, left, each)]
+    return [0] * run.empty + [min(each, left - at) for at in range(0, left, each)]
 
 
 def _write(frames: Frames, frame: int, kv: torch.Tensor, kv_dtype: KvDtype) -> None:

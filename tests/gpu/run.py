@@ -5,33 +5,36 @@
 Steps, each a process of its own; a step that fails does not stop the next:
 
     kernels      every test in tests/gpu on the device: against the references, 250 repeats bit-equal
-    memcheck, racecheck    every kernel once under compute-sanitizer, where that is installed
-    engine       conformance and model tests of the accel driver on CUDA
+    memcheck, racecheck    every kernel once under compute-sanitizer, where that is installed and takes the device
+    engine       conformance of the accel driver on CUDA (against the CPU engine it is compared by tests/gpu/test_engine.py)
     e2e          the end-to-end tests with their daemons on CUDA
     attention, decode, tiers, overlap    `attnix bench ...` on CUDA
 
-Then a section with device, date, command and results is appended to docs/performance.md.  Any Python from 3.11 on will do
+Then a section with device, date, commands and results is appended to docs/performance.md.  Any Python from 3.11 on will do
 that has torch >= 2.11 with CUDA, triton >= 3.6 and the wheels below; the C modules are built in place where they are missing.
 Where SmolLM2's file is missing, a file of the same geometry with seeded random weights (attnix.stand_in) takes its place, and
 tests that know what the model answers are left out.
 
-`--dry` does the same with tiny sizes where there is no GPU: the interpreter in place of the device, `--device cuda-dry` for
-daemons.  It records nothing: its times are no speeds.
+`--dry` goes through the same steps where there is no GPU: a few tests of each, tiny models and sizes, the Triton kernels in
+Triton's interpreter and daemons with `--device cuda-dry`; in e2e and overlap plain torch stands for the kernels.  It records
+nothing: its times are no speeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,22 +42,44 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "docs" / "performance.md"
 WHEELS: Final = {  # distribution: least version; torch's CUDA wheels bring triton
     "torch": "2.11", "triton": "3.6", "numpy": "2", "pytest": "8.3", "pytest-asyncio": "0.26", "hypothesis": "6.130", "cffi": "1.17",
-    "msgspec": "0.19", "msgpack": "1.1", "uvloop": "0.21", "gguf": "0.17", "safetensors": "0.5", "tokenizers": "0.21", "jinja2": "3.1",
-    "typer": "0.15", "rich": "13",
+    "setuptools": "77", "msgspec": "0.19", "msgpack": "1.1", "uvloop": "0.21", "gguf": "0.17", "safetensors": "0.5",
+    "tokenizers": "0.21", "jinja2": "3.1", "typer": "0.15", "rich": "13",
 }  # fmt: skip
+DRY_TESTS: Final = {
+    "kernels": ("tests/gpu/test_narrow.py", "tests/gpu/test_paged_attention.py::test_decode_shares_end_anywhere"),
+    "engine": ("tests/conformance/test_accel.py", "-k", "cuda and probe"),
+    "e2e": ("tests/e2e/test_real_hierarchy.py::test_a_prefix_is_found_after_a_restart[SIGTERM]",),
+}
 SANITIZERS: Final = ("/usr/local/cuda/bin/compute-sanitizer", "/opt/cuda/bin/compute-sanitizer")
 KNOWS_ANSWERS: Final = ("test_real_model.py", "test_real_programs.py", "test_real_agents.py")  # of SmolLM2's
 
 
+CLI: Final = "attnix.userland.cli"
+
+
 class Step(NamedTuple):
-    """command is run by this Python; shown: what it prints is a result."""
+    """command is run by this Python; shown: what it prints is a result.
+
+    stand_ins  files it takes for the model, with their shapes (attnix.stand_in), made when it runs
+    missing    asked before it runs: why it cannot here
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = {}
     shown: bool = False
     program: str = sys.executable
-    missing: str = ""  # why it cannot run here
+    stand_ins: Mapping[Path, str] = {}
+    missing: Callable[[], str] = str
+
+    @property
+    def typed(self) -> str:
+        """The command as one would type it."""
+        names = {str(path): path.name for path in self.stand_ins}
+        words = [names.get(word, word) for word in self.command]
+        if words[:2] == ["-m", CLI]:
+            return shlex.join(["attnix", *words[2:]])
+        return shlex.join([Path(self.program).name, *words])
 
 
 class Outcome(NamedTuple):
@@ -62,11 +87,12 @@ class Outcome(NamedTuple):
     status: int
     seconds: float
     output: str
+    missing: str = ""
 
     @property
     def verdict(self) -> str:
-        if self.step.missing:
-            return f"skipped: {self.step.missing}"
+        if self.missing:
+            return f"skipped: {self.missing}"
         return "passed" if self.status == 0 else f"FAILED, status {self.status}"
 
 
@@ -98,72 +124,68 @@ def device_name() -> str:
 
 def environment() -> dict[str, str]:
     paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TRITON_DEFAULT_FP_FUSION": "1"}
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def unbuilt() -> list[str]:
+    """C modules that are not there.  Without liburing's headers setup.py leaves its own out."""
+    sources = [path for folder in ("kernel", "drivers") for path in (ROOT / folder).rglob("_*_build.py")]
+    modules = [path.with_name(path.name.removesuffix("_build.py")) for path in sources]
+    if not any(Path(folder, "liburing.h").exists() for folder in ("/usr/include", "/usr/local/include")):
+        modules = [module for module in modules if module.name != "_uring"]
+    return [str(m.relative_to(ROOT)) for m in modules if not any(m.parent.glob(f"{m.name}.*.so"))]
 
 
 def build() -> None:
-    """The C modules in place, when they are not.  Error: SystemExit."""
-    if any((ROOT / "kernel").glob("_core*.so")) and any((ROOT / "drivers" / "accel" / "cpu").glob("_cpu*.so")):
+    """The C modules in place, when one is missing.  Error: SystemExit."""
+    if not unbuilt():
         return
     done = subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=ROOT)
-    if done.returncode:
+    if done.returncode or unbuilt():
         sys.exit("make gpu: the C modules could not be built; gcc, Python's headers and setuptools are needed")
-
-
-def model_file(scratch: Path, dry: bool) -> tuple[Path, bool]:
-    """The model, and whether it is a stand-in."""
-    home = Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
-    files = sorted((home / "models" / "smollm2").glob("*.gguf"))
-    if files and not dry:
-        return files[0], False
-    path = scratch / "home" / "models" / "smollm2" / "stand-in.gguf"
-    path.parent.mkdir(parents=True)
-    flags = ["--small"] if dry else []
-    subprocess.run(
-        [sys.executable, "-m", "attnix.stand_in", str(path), *flags],
-        env=environment(),
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return path, True
 
 
 def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no")
-    attnix = ("-m", "attnix.userland.cli")
-    model, stand_in = model_file(scratch, dry)
-    device = {"ATTNIX_DEVICE": "cuda-dry" if dry else "cuda", "ATTNIX_TEST_DEVICE": "cuda-dry" if dry else "cuda"}
-    home = {"ATTNIX_HOME": str(scratch / "home")} if stand_in else {}
+    attnix = ("-m", CLI)
+    kind = "cuda-dry" if dry else "cuda"
+    device = {"ATTNIX_DEVICE": kind, "ATTNIX_TEST_DEVICE": kind}
+    interpreted = device | ({"ATTNIX_CUDA_DRY": "interpreter"} if dry else {})
+    ours = Path(os.environ.get("ATTNIX_HOME") or Path.home() / ".cache" / "attnix")
+    real = sorted((ours / "models" / "smollm2").glob("*.gguf"))
+    # A folder in place of the user's, in which the tests find the model.
+    pulled: Mapping[Path, str] = {}
+    home = {}
+    if dry or not real:
+        pulled = {scratch / "home" / "models" / "smollm2" / "stand-in.gguf": "thin" if dry else "smollm2"}
+        home = {"ATTNIX_HOME": str(scratch / "home")}
     if dry:
-        yield Step("kernels", (*pytest, "tests/gpu/test_narrow.py"))
+        yield Step("kernels", (*pytest, *DRY_TESTS["kernels"]))
     else:
-        yield Step(
-            "kernels", (*pytest, "tests/gpu", "--deselect", "tests/gpu/test_launch.py::test_make_gpu_in_a_dry_run")
-        )
+        left_out = ("--deselect", "tests/gpu/test_launch.py::test_make_gpu_in_a_dry_run")
+        yield Step("kernels", (*pytest, "tests/gpu", *left_out))
     yield from sanitized(dry)
-    engine = [
-        "tests/conformance/test_accel.py",
-        *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/model").glob("test_cuda*.py")),
-    ]
+    yield Step(
+        "engine", (*pytest, *(DRY_TESTS["engine"] if dry else ("tests/conformance/test_accel.py",))), interpreted
+    )
     if dry:
-        yield Step("engine", (*pytest, engine[0], "-k", "cuda and probe"), device)
+        yield Step("e2e", (*pytest, *DRY_TESTS["e2e"]), device | home, stand_ins=pulled)
     else:
-        yield Step("engine", (*pytest, *engine), device)
-    if dry:
-        yield Step("e2e", (*pytest, "tests/e2e", "--collect-only"), device | home)
-    else:
-        left_out = [f"--ignore=tests/e2e/{name}" for name in KNOWS_ANSWERS] if stand_in else []
-        yield Step("e2e", (*pytest, "tests/e2e", *left_out), device | home)
+        unknown = [f"--ignore=tests/e2e/{name}" for name in KNOWS_ANSWERS] if pulled else []
+        yield Step("e2e", (*pytest, "tests/e2e", *unknown), device | home, stand_ins=pulled)
+    made = {scratch / "small.gguf": "small"} if dry else pulled
+    at = ("--model", str(next(iter(made), None) or real[0]))
     tiny = ("--rounds", "1") if dry else ()
     yield Step("attention", (*attnix, "bench", "attention", *(("--dry", *tiny) if dry else ())), device, shown=True)
-    at = ("--model", str(model))
     quick = ("--quick", "--only", "batch 1,", "--hbm-mib", "64") if dry else ()
-    yield Step("decode", (*attnix, "bench", "decode", *at, "--peers", "", *quick), device | home, shown=True)
     yield Step(
-        "tiers", (*attnix, "bench", "tiers", *at, *tiny, *(("--nvme-frames", "8") if dry else ())), device, shown=True
+        "decode", (*attnix, "bench", "decode", *at, "--peers", "", *quick), interpreted | home, True, stand_ins=made
     )
+    few = ("--nvme-frames", "8") if dry else ()
+    yield Step("tiers", (*attnix, "bench", "tiers", *at, *tiny, *few), interpreted, True, stand_ins=made)
     short = ("--tokens", "256", "--tiers", "dram") if dry else ()
-    yield Step("overlap", (*attnix, "bench", "overlap", *at, *tiny, *short), device | home, shown=True)
+    # In a dry run plain torch computes here, as in e2e: it takes some hundred passes, minutes of the interpreter's.
+    yield Step("overlap", (*attnix, "bench", "overlap", *at, *tiny, *short), device | home, True, stand_ins=made)
 
 
 def sanitized(dry: bool) -> Iterator[Step]:
@@ -175,12 +197,35 @@ def sanitized(dry: bool) -> Iterator[Step]:
     for name in ("memcheck", "racecheck"):
         watched = ("--tool", name, "--error-exitcode", "9", sys.executable, *run)
         off = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # so that every allocation has an end that is watched
-        yield Step(name, watched, off, program=tool, missing="" if tool else "compute-sanitizer is not installed")
+        yield Step(name, watched, off, program=tool, missing=functools.partial(refusal, tool))
+
+
+@functools.cache
+def refusal(tool: str) -> str:
+    """Why compute-sanitizer cannot watch here, or nothing: some virtual machines do not let it at the device."""
+    if not tool:
+        return "compute-sanitizer is not installed"
+    program = "import torch; torch.zeros(1, device='cuda').item()"
+    done = subprocess.run(
+        [tool, "--tool", "memcheck", sys.executable, "-c", program], text=True, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return ""
+    said = [line.strip("= ") for line in done.stdout.splitlines() if line.strip("= ")]
+    reason = next(
+        (line for line in said if "support" in line or "rror" in line), said[-1] if said else "no reason given"
+    )
+    return f"compute-sanitizer refuses this device: {reason[:120]}"
 
 
 def run(step: Step) -> Outcome:
-    if step.missing:
-        return Outcome(step, 0, 0.0, "")
+    if missing := step.missing():
+        return Outcome(step, 0, 0.0, "", missing)
+    for path, shape in step.stand_ins.items():
+        if not path.exists():
+            made = (sys.executable, "-m", "attnix.stand_in", str(path), "--shape", shape)
+            subprocess.run(made, env=environment(), check=True, stdout=subprocess.DEVNULL)
     began = time.monotonic()
     done = subprocess.run(
         [step.program, *step.command], cwd=ROOT, env=environment() | dict(step.environment), text=True,
@@ -189,18 +234,20 @@ def run(step: Step) -> Outcome:
     return Outcome(step, done.returncode, time.monotonic() - began, done.stdout)
 
 
-def section(device: str, outcomes: Sequence[Outcome], stand_in: bool) -> str:
+def section(device: str, outcomes: Sequence[Outcome], arguments: Sequence[str]) -> str:
     """What is appended to docs/performance.md."""
+    stand_in = any(outcome.step.stand_ins for outcome in outcomes)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "triton"))
     lines = [
         f"\n## On a GPU: `make gpu` ({datetime.date.today().isoformat()}, {device})\n",
         f"Python {sys.version.split()[0]}, {versions}. " + ("The model is a stand-in with random weights." if stand_in else "SmolLM2-135M."),
+        f"`{shlex.join(['python', 'tests/gpu/run.py', *arguments])}`",
         "", "| step | result | seconds |", "|---|---|---|",
     ]  # fmt: skip
     lines += [f"| {o.step.name} | {o.verdict} | {o.seconds:.0f} |" for o in outcomes]
     for outcome in outcomes:
         if outcome.step.shown and outcome.status == 0:
-            lines += ["", f"`attnix bench {outcome.step.name}`:", "", "```"]
+            lines += ["", f"`{outcome.step.typed}`:", "", "```"]
             lines += [outcome.output.rstrip(), "```"]
     return "\n".join(lines) + "\n"
 
@@ -231,16 +278,15 @@ def main() -> None:
         for step in planned:
             if options.only and step.name not in options.only:
                 continue
-            print(f"== {step.name}: {' '.join(step.command)}", flush=True)
+            print(f"== {step.name}: {step.typed}", flush=True)
             outcome = run(step)
             if outcome.status or step.shown:
                 print(outcome.output[-20_000:])
             print(f"== {step.name} {outcome.verdict}, {outcome.seconds:.0f} s", flush=True)
             outcomes.append(outcome)
-        stand_in = any("ATTNIX_HOME" in step.environment for step in planned)
     if not options.dry:
         with options.results.open("a") as file:
-            file.write(section(device, outcomes, stand_in))
+            file.write(section(device, outcomes, sys.argv[1:]))
         print(f"appended to {options.results}")
     print(json.dumps({o.step.name: o.verdict for o in outcomes}))
     sys.exit(any(o.status for o in outcomes))

@@ -6,7 +6,7 @@ Shown for attention with splits of 64 places instead of 1,024, so that short seq
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -116,6 +116,17 @@ def test_a_row_of_matmul_does_not_depend_on_the_others(dtype: torch.dtype) -> No
     for rows in ([0], [69], [3, 64], list(range(17))):
         assert torch.equal(matmul(x[rows], weight), together[rows]), rows
     assert torch.equal(matmul(x.flip(0), weight), together.flip(0))
+
+
+def test_repeats_of_matmul_are_equal_to_the_bit_in_any_order_of_programs(
+    shuffled: Callable[[int], None], repeats: int
+) -> None:
+    sizes = (1000, 4000, 2048) if DEVICE.type == "cuda" else (70, 80, 64)
+    x, weight, _ = _operands(*sizes, torch.bfloat16, 0)
+    once = matmul(x, weight)
+    for seed in range(repeats):
+        shuffled(seed)
+        assert torch.equal(matmul(x, weight), once)
 
 
 def test_matmul_writes_wider_where_it_is_told() -> None:

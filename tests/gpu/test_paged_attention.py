@@ -20,7 +20,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES: list[KvDtype] = ["bfloat16", "float16", "float32", "int8", "float8_e4m3"]
 SMALL = Launch(block_m=32, block_n=16, warps=4, stages=2, programs=1)  # many tiles in few tokens
 
-runs = st.builds(Run, st.integers(1, 24), st.sampled_from([0, 0, 0, 7, -40, 1900]), st.sampled_from([0, 0, 0, 5]))
+runs = st.builds(
+    Run, st.integers(1, 24), st.sampled_from([0, 0, 0, 7, -40, 1900]), st.sampled_from([0, 0, 0, 5]), st.sampled_from([0, 0, 0, 1, 2])
+)  # fmt: skip
 contexts = st.lists(runs, min_size=1, max_size=3).map(tuple)
 
 
@@ -37,9 +39,10 @@ def batches(most: int) -> st.SearchStrategy[dict[str, Any]]:
         {
             "sequences": st.lists(sequences(most), min_size=1, max_size=3),
             "kv_dtype": st.sampled_from(DTYPES),
-            "block_tokens": st.sampled_from([16, 32]),
+            "head_dim": st.sampled_from([64, 64, 96, 128, 256]),
+            "block_tokens": st.sampled_from([16, 32, 64]),
             "kv_heads": st.integers(1, 2),
-            "group": st.sampled_from([1, 2, 3, 7]),
+            "group": st.sampled_from([1, 2, 3, 7, 17, 32]),  # from 17 on decode's tile has 32 rows
             "seed": st.integers(0, 99),
         }
     )
@@ -143,14 +146,18 @@ def test_a_shift_turns_the_query() -> None:
     assert not torch.equal(attend(paged_decode, p, launch=SMALL), moved)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "numerics"), [(paged_decode, "fast"), (paged_decode, "invariant"), (paged_prefill, "fast")]
-)
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+@pytest.mark.parametrize("kernel", [paged_decode, paged_prefill])
 def test_repeats_are_equal_to_the_bit_in_any_order_of_programs(
     kernel: Callable[..., torch.Tensor], numerics: Numerics, shuffled: Callable[[int], None], repeats: int
 ) -> None:
-    p = paged([Sequence_((Run(40),)), Sequence_((Run(9),))], kv_heads=1, group=1, kv_dtype="float16", device=DEVICE)
-    launch = Launch(16, 32, 4, 2, 1)
+    """On a device with as much to do as it has programs, so that they do run at once, and with the table's own tiles."""
+    if DEVICE.type == "cuda":
+        new = 1 if kernel is paged_decode else 200
+        sequences, heads, launch = [Sequence_((Run(2048 - 83 * n),), new) for n in range(20)], (8, 4), None
+    else:
+        sequences, heads, launch = [Sequence_((Run(50),)), Sequence_((Run(9),))], (1, 1), Launch(16, 16, 4, 2, 2)
+    p = paged(sequences, kv_heads=heads[0], group=heads[1], head_dim=128 if launch is None else 64, device=DEVICE)
     once = attend(kernel, p, numerics=numerics, launch=launch)
     for seed in range(repeats):
         shuffled(seed)
