@@ -17,7 +17,7 @@ from attnix.drivers.accel.cuda.ops import TorchOps
 from attnix.drivers.accel.metadata import load_config
 from attnix.drivers.memfd import create_memfd, map_shared
 from attnix.kernel.tag import stored_bytes
-from attnix.stand_in import SMALL, write_stand_in
+from attnix.stand_in import SHAPES, write_stand_in
 from attnix.tier_rig import DRAM, HBM, NVME, NvmeSpec, RigError, TierRig
 from attnix.userland.bench.tiers import rows_of
 
@@ -89,7 +89,7 @@ def test_the_tier_bench_runs(smollm2: Path, tmp_path: Path) -> None:
 @pytest.mark.e2e
 def test_the_tier_bench_runs_on_a_device_in_a_dry_run(tmp_path: Path) -> None:
     """The driver's frames lie in its device, and what copies them is its own; two rounds, whose times are no speeds."""
-    model = write_stand_in(tmp_path / "model" / "small.gguf", SMALL)
+    model = write_stand_in(tmp_path / "model" / "small.gguf", SHAPES["small"])
     folder = tmp_path / "nvme"
     folder.mkdir()
     found = asyncio.run(bench_tiers.bench(str(model), str(folder), 2, 8, 16, "cuda-dry"))
@@ -110,7 +110,7 @@ def test_the_tier_bench_runs_on_a_device_in_a_dry_run(tmp_path: Path) -> None:
 def test_copies_that_are_not_what_was_copied_are_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    config = load_config(write_stand_in(tmp_path / "small.gguf", SMALL))
+    config = load_config(write_stand_in(tmp_path / "small.gguf", SHAPES["small"]))
     size = config.frame_bytes(16, "bfloat16")
     fd = create_memfd("dram", 8 * stored_bytes(size))
     rig: Any = SimpleNamespace(
