@@ -112,7 +112,9 @@ def test_what_is_wrong_is_said(served: Served, path: str, status: int) -> None:
 
 def test_with_keys_a_caller_sees_its_own_group_alone(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text('[[key]]\nname = "alice"\nkey = "sk-alice-1234"\n[[key]]\nname = "bob"\nkey = "sk-bob-12345"\n')
+    keys.write_text(
+        '[[key]]\nname = "alice"\nkey = "sk-alice-1234"\n[[key]]\nname = "bob"\nkey = "sk-bob-12345"\n[[key]]\nname = "root"\nkey = "sk-root-1234"\noperator = true\n'
+    )
     keys.chmod(0o600)
     served = Served(Daemon(tmp_path / "daemon", frames=64), "--keys", str(keys))
     try:
@@ -137,7 +139,13 @@ def seen_by_two(served: Served) -> None:
         assert [row["name"] for row in mine["processes"]] == ["secret-work"]
         assert theirs["processes"] == [] and theirs["samples"] == [] and theirs["counters"] == {}
         map_ = served.http.get("/dashboard/frames?device=hbm0", headers=bob).json()
-        assert sorted(set(map_["states"])) == [0, 4] and set(map_["cids"]) == {0} and set(map_["blocks"]) == {-1}
+        assert set(map_["states"]) == {0} and set(map_["cids"]) == {0} and set(map_["blocks"]) == {-1}
+        (tier,) = theirs["tiers"]
+        assert (
+            tier["free_frames"] == tier["capacity_frames"] == 64
+            and not tier["mapped_frames"]
+            and not tier["read_bytes"]
+        )
         assert context.cid in served.http.get("/dashboard/frames?device=hbm0", headers=alice).json()["cids"]
         path = f"/dashboard/explain?cid={context.cid}&logical=0"
         assert served.http.get(path, headers=bob).status_code == 404
@@ -145,3 +153,9 @@ def seen_by_two(served: Served) -> None:
         assert served.http.get("/dashboard/explain?block=0", headers=bob).status_code == 404
         with_block = served.http.get(f"{path}&block=0", headers=alice).json()
         assert with_block["block"] == -1  # numbers of blocks could be anybody's
+    for headers, status in (({}, 401), (alice, 403), (bob, 403), ({"authorization": "Bearer sk-root-1234"}, 200)):
+        assert served.http.get("/metrics", headers=headers).status_code == status
+    everything = served.http.get("/dashboard/state", headers={"x-api-key": "sk-root-1234"}).json()
+    assert everything["samples"] and everything["counters"]
+    (tier,) = everything["tiers"]
+    assert tier["free_frames"] < tier["capacity_frames"]

@@ -7,6 +7,7 @@
     domain = "alice"                # who shares its prefixes; the group unless given
     requests_per_minute = 60        # of the group, all its keys together; none unless given
     concurrent = 8                  # the same
+    operator = false                # may see the whole machine: /metrics, and all of the dashboard
     [key.limits]                    # of the group, as `attnix group set`
     hbm_frames = 100
     tokens_s = 500
@@ -40,7 +41,7 @@ _LIMITS: Final = {
     "tokens_s": "tokens_s", "contexts": "contexts", "weight": "weight",
 }  # fmt: skip
 _RATES: Final = ("requests_per_minute", "concurrent")
-_FIELDS: Final = {"name", "key", "sha256", "group", "domain", *_RATES, "limits"}
+_FIELDS: Final = {"name", "key", "sha256", "group", "domain", "operator", *_RATES, "limits"}
 
 
 class BadKeys(Exception):
@@ -85,13 +86,15 @@ class Quota:
 class Key:
     """One caller.  group and domain are "" for the gateway's own.
 
-    limits  what its row says of its group, as it is named there
+    limits    what its row says of its group, as it is named there
+    operator  it may see what concerns everybody
     """
 
     name: str
     digest: bytes = b""
     group: str = ""
     domain: str = ""
+    operator: bool = False
     limits: dict[str, int] = field(default_factory=dict)
     quota: Quota = field(default_factory=Quota)
 
@@ -101,7 +104,7 @@ class Keys:
 
     def __init__(self, keys: list[Key] | None) -> None:
         self._open = keys is None
-        self.keys = [Key("local")] if keys is None else keys
+        self.keys = [Key("local", operator=True)] if keys is None else keys
         self.uid = 0
 
     @staticmethod
@@ -194,7 +197,10 @@ def _key(row: Any, where: str) -> Key:
     for what, number in numbers.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise BadKeys(f"{where}: {what} is a number of 0 or more, not {number!r}")
-    return Key(name, bytes.fromhex(digest), group, domain, numbers)
+    operator = row.get("operator", False)
+    if not isinstance(operator, bool):
+        raise BadKeys(f"{where}: operator is true or false, not {operator!r}")
+    return Key(name, bytes.fromhex(digest), group, domain, operator, numbers)
 
 
 def read_keys(path: str) -> Keys:

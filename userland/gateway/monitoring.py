@@ -10,14 +10,22 @@ from starlette.routing import BaseRoute, Route
 from attnix.syscalls import AttnixError
 from attnix.syscalls.types import TiersResult, VmstatResult
 
+from .errors import ApiError
 from .gateway import Gateway
+from .http import refusal
 from .upstream import Unavailable
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """One page.  It needs no key: it holds counts, and no words."""
+    """One page.  With keys it is for operators: counts of hits tell one tenant what another asks."""
 
     async def metrics(request: Request) -> Response:
+        try:
+            key = gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
+            if not key.operator:
+                raise ApiError(403, "metrics are of the whole machine: this needs a key with `operator = true`")
+        except ApiError as error:
+            return refusal(error, "openai")
         vmstat: VmstatResult | None = None
         tiers: TiersResult | None = None
         try:

@@ -53,7 +53,14 @@ def describe() -> dict[str, Any]:
         "/healthz": {"get": _probe("healthz", {200: "this process answers"})},
         "/readyz": {"get": _probe("readyz", {200: "and so does the daemon", 503: "the daemon does not"})},
         "/metrics": {
-            "get": {"operationId": "metrics", "responses": {"200": _content("text/plain", {"type": "string"})}}
+            "get": {
+                "operationId": "metrics",
+                "responses": {
+                    "200": _content("text/plain", {"type": "string"}),
+                    "401": _content("application/json", _ref("OpenAiError")),
+                    "403": _content("application/json", _ref("OpenAiError")),
+                },
+            }
         },
     }
     return {

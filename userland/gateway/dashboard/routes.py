@@ -86,7 +86,7 @@ def _told(
         try:
             check_host(gateway, request)
             key: Key = gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
-            group = gateway.keys.full(key.group) if gateway.settings.keys else ""
+            group = "" if key.operator else gateway.keys.full(key.group)
             return answer(await tell(request, Seen(group)), headers=_FRESH)
         except SyscallError as error:
             return refusal(ApiError(404, str(error), code="not_found"), "openai")

@@ -1,21 +1,19 @@
 """What of the system one who looks is told.
 
-Without keys that is what the gateway's user sees.  With keys, a caller sees the processes of its key's group and their frames; of
-others only that frames are taken, and nothing of how busy the machine is.
+Without keys, or with an operator's, that is what the gateway's user sees.  With another key, a caller sees the processes of its
+group and their frames; every other frame looks free, and nothing tells how busy the machine is.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from attnix.syscalls.types import ProcessRow
+from attnix.syscalls.types import ProcessRow, TierRow
 
 from ...output import plain
 from ..errors import ApiError
 from .bins import binned
 from .look import Frames, State
-
-TAKEN = 4  # state of a frame that is somebody else's
 
 
 class Seen:
@@ -33,7 +31,7 @@ class Seen:
                 "window_tokens": uname.window_tokens, "pid": uname.pid if everything else 0,
             },
             "processes": plain(self._processes(state)),
-            "tiers": plain(state.tiers.tiers),
+            "tiers": plain(state.tiers.tiers if everything else [_bare(row) for row in state.tiers.tiers]),
             "counters": state.counters if everything else {},
             "at_ns": state.health.at_ns,
             "samples": plain(state.health.samples) if everything else [],
@@ -61,11 +59,19 @@ class Seen:
         return [row for row in state.ps.processes if not self._group or row.group == self._group]
 
 
+def _bare(row: TierRow) -> TierRow:
+    """What it is, and not what it does."""
+    return row._replace(
+        free_frames=row.capacity_frames, reclaimable_frames=0, mapped_frames=0, wired_frames=0, driver_pid=0, restarts=0,
+        read_bytes=0, write_bytes=0, errors=0, corrupt=0,
+    )  # fmt: skip
+
+
 def _without(frames: Frames, mine: set[int]) -> Frames:
     states, cids, blocks, sharers, ages = (
         bytearray(frames.states), frames.cids[:], frames.blocks[:], frames.sharers[:], frames.ages[:],
     )  # fmt: skip
     for f, cid in enumerate(frames.cids):
         if states[f] and cid not in mine:
-            states[f], cids[f], blocks[f], sharers[f], ages[f] = TAKEN, 0, -1, 0, -1
+            states[f], cids[f], blocks[f], sharers[f], ages[f] = 0, 0, -1, 0, -1
     return frames._replace(states=bytes(states), cids=cids, blocks=blocks, sharers=sharers, ages=ages)

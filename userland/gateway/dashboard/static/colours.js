@@ -37,7 +37,6 @@ const step = (steps, value) => steps.findIndex(([most]) => value <= most);
 export function cell(map, i, mode, chosen) {
   const state = map.states[i];
   if (state === 0) return { fill: null, text: "" };
-  if (state === 4) return { fill: read.taken, text: "" };
   const pid = map.pids[i];
   const dim = chosen !== 0 && pid !== chosen;
   if (mode === "sharing") {
@@ -54,9 +53,8 @@ export function cell(map, i, mode, chosen) {
 }
 
 // [[colour, letter, words, pid]]
-export function legend(mode, processes, taken) {
+export function legend(mode, processes) {
   const rest = [[read.free, "", "free", 0]];
-  if (taken) rest.push([read.taken, "", "others'", 0]);
   if (mode === "sharing") return [...SHARING.map(([, words], i) => [read[`s${i + 1}`], "", words, 0]), [read.cache, "", "cache: nobody's now", 0], ...rest];
   if (mode === "age") return [...AGES.map(([, words], i) => [read[`a${i + 1}`], "", words, 0]), ...rest];
   return [...processes.map((row) => [hue(row.pid), letter(row.pid), `${row.name || "-"} ${row.pid}`, row.pid]), [read.cache, "", "cache: nobody's now", 0], ...rest];

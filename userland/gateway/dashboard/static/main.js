@@ -83,9 +83,8 @@ function drawMaps() {
 
 let legendWas = "";
 function drawLegend() {
-  const taken = [...seen.frames.values()].some((map) => map.states.includes(4));
   const drawn = seen.state.processes.filter((row) => row.kv_bytes > 0 || row.contexts.length);
-  const rows = colours.legend(seen.mode, drawn, taken);
+  const rows = colours.legend(seen.mode, drawn);
   const now = JSON.stringify([rows, seen.chosen]);
   if (now === legendWas) return; // what has the focus stays
   legendWas = now;
