@@ -274,9 +274,9 @@ class Kernel:
     def _driver_down(self, event: DriverDown) -> None:
         m = self.machine
         device = m.devices[event.device]
-        if not device.up or event.epoch < device.epoch:
+        if event.epoch < device.epoch:
             return
-        device.up = False
+        device.up = False  # if the kernel gave up on it (`_exec_failed`), only now is nothing under way any more
         m.count("driver_deaths")
         if device.tier != "hbm":
             m.log("warning", f"{device.name}: driver is down ({event.reason}); what it was moving comes from elsewhere")

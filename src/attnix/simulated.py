@@ -207,8 +207,7 @@ class SimulatedSystem:
         elif isinstance(effect, SetTimer):
             self.timers.append((effect.at_ns, effect.timer))
         elif isinstance(effect, RestartDriver):
-            self.pending[effect.device].clear()
-            self.driver_up(effect.device)
+            self.kill_driver(effect.device, wrote_kv=False)
         elif isinstance(effect, Halt):
             self.halted = True
 

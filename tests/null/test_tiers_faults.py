@@ -12,6 +12,7 @@ from attnix.drivers.sim_model import reference_tokens
 from attnix.drivers.stored import Gates
 from attnix.kernel.calls import TierRow
 from attnix.kernel.core import Core
+from attnix.kernel.device import RESTART_AFTER_FAILURES
 from attnix.kernel.errors import E
 from attnix.kernel.events import DriverUp, Exec, ExecDone, ExecFailed, Transfer, TransferDone
 from attnix.kernel.tag import GATE_FAILED
@@ -269,6 +270,26 @@ def test_a_tier_that_is_down_is_neither_read_nor_written(core: CoreMaker) -> Non
     client.call("evict", ctx)
     other = settled(client, prompt(9, 12))
     assert client.call("demote", other, "nvme").failed_blocks == 0
+    everything_is_given_back(system, client)
+
+
+@CORES
+def test_what_a_driver_was_moving_is_not_waited_for_when_the_kernel_restarts_it(core: CoreMaker) -> None:
+    """The device was no longer up when its driver died of it, so that its load never ended: whoever waited for that hung."""
+    system = SimulatedSystem(frames=8, dram=8, core=core)
+    client = system.connect()
+    log = prompt(1, 12)
+    ctx = settled(client, log)
+    client.call("demote", ctx, "dram")
+    request = client.post("generate", ctx, 2)
+    client.post("append", client.call("alloc_context").ctx, ints(prompt(2, 8)))
+    load, passed = system.pending[0]
+    assert isinstance(load, Transfer) and isinstance(passed, Exec)
+    for seq in range(passed.seq, passed.seq + RESTART_AFTER_FAILURES):
+        system.step(ExecFailed(0, seq, E.EIO, "injected"))
+    system.run()
+    assert tokens_of(client.result(request).tokens) == reference_tokens(log, 2)
+    assert row(client, "hbm0").restarts == 1 and count(system, "driver_deaths") == 1
     everything_is_given_back(system, client)
 
 
