@@ -286,11 +286,11 @@ def test_hung_is_not_dead_until_it_is_reaped(kind: str, tmp_path: Path) -> None:
 
 
 def test_transfers_in_a_queue_each_have_their_time() -> None:
-    """Eight of 60 ms with a limit of 200 ms each: the last ends after 480 ms, and nobody is killed for it."""
+    """Eight of 120 ms with a limit of 600 ms each: the last ends after 960 ms, and nobody is killed for it."""
 
     async def test() -> None:
-        timing = QUICK._replace(transfer_ns=200_000_000, transfer_frame_ns=0, health_every_ns=5_000_000, health_ns=1)
-        async with running(tier(timing=timing, latency_ns=60_000_000)) as world:
+        timing = QUICK._replace(transfer_ns=600_000_000, transfer_frame_ns=0, health_every_ns=5_000_000, health_ns=1)
+        async with running(tier(timing=timing, latency_ns=120_000_000)) as world:
             await world.demote(1, slot=0)
             seqs = [world.submit(TIER, "read", 0, 5, 1) for _ in range(8)]
             await world.answer(seqs[-1])
