@@ -1,6 +1,6 @@
 """What every folder shares: the default model's file, and hypothesis profiles.
 
-Profiles: dev 50 examples, ci 200 (derandomized), deep 5,000.  Chosen by HYPOTHESIS_PROFILE or CI.
+Profiles: dev 40 examples, ci 200 (derandomized), deep 5,000.  Chosen by HYPOTHESIS_PROFILE or CI.
 
 Where several of pytest-xdist's workers run (`make test`), the cores are shared out among them: what a worker starts, torch
 and our engine, takes no more threads than its share.  Two pools of two threads on two cores wait for each other's barriers.
@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_threa
 # What boots computes on the CPU, also where there is a GPU, unless this run is about that (docs/cuda.md).
 os.environ["ATTNIX_DEVICE"] = os.environ.get("ATTNIX_TEST_DEVICE", "cpu")
 
-settings.register_profile("dev", max_examples=50, deadline=None)
+settings.register_profile("dev", max_examples=40, deadline=None)
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
 settings.register_profile("deep", max_examples=5000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))

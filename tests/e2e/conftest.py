@@ -153,7 +153,7 @@ class Turn(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A conversation: what it begins with, its turns, and the right answers to them."""
+    """A conversation: what it begins with, its turns, and the right answers to them (none: they are not looked at)."""
 
     prompt: str
     turns: tuple[Turn, ...]
@@ -235,9 +235,11 @@ def scripts(
 def long_scripts(
     tmp_path_factory: pytest.TempPathFactory, smollm2: Path, conversations: dict[str, list[Script]]
 ) -> list[Script]:
-    """64 conversations of 1,024 tokens and more and five turns, with their answers."""
+    """64 conversations of 1,024 tokens and more and five turns; every second has its answers, which take a minute to find."""
+    scripts = list(conversations["long_scripts"])
     with contextlib.contextmanager(starter)(tmp_path_factory.mktemp("reference") / "d", smollm2) as start:
-        return answered(start, conversations["long_scripts"])
+        scripts[::2] = answered(start, scripts[::2])
+    return scripts
 
 
 @pytest.fixture(scope="session")
@@ -290,8 +292,8 @@ class Talks:
 
     def check(self, i: int, stream: Stream) -> GenerateResult:
         """Wait for the end of that turn; its tokens are the right ones."""
-        result = stream.result()
-        assert result.tokens == self.scripts[i].answers[self.done[i]], f"turn {self.done[i]} of conversation {i}"
+        result, right = stream.result(), self.scripts[i].answers
+        assert not right or result.tokens == right[self.done[i]], f"turn {self.done[i]} of conversation {i}"
         self.done[i] += 1
         self.generations += 1
         return result

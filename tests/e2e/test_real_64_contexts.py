@@ -32,6 +32,7 @@ def memfd_bytes(pid: int) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_64_named_contexts_on_an_hbm_that_holds_8(start: Start, long_scripts: list[Script], talks_of: TalksOf) -> None:
+    assert sum(bool(script.answers) for script in long_scripts) == 32
     blocks = 72  # of one context in the end: 1,024 tokens and more, and five turns
     hbm_bytes, nvme_bytes = 8 * blocks * KV_FRAME_BYTES, 64 * blocks * STORED_BYTES
     dram_bytes = (24 * blocks * STORED_BYTES) >> 21 << 21  # its arena is whole huge pages

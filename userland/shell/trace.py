@@ -43,9 +43,9 @@ def trace(
     with call_system(socket, "trace") as system:
         tracer = Tracer(system, frozenset(pids or ()))
         tracer.look()  # whoever is there is traced before anything is said
-        if not as_json:
-            show(f"tracing for {seconds:g} s; Ctrl-C ends it sooner")
-        with until_interrupted() as going:
+        with until_interrupted() as going:  # before anybody is told of Ctrl-C
+            if not as_json:
+                show(f"tracing for {seconds:g} s; Ctrl-C ends it sooner")
             tracer.run(seconds, going)
         traced = tracer.traced()
         about = {"system": system.uname().version, "model": system.uname().model}
