@@ -65,11 +65,18 @@ class Backlog:
             return 0 if ahead == 0 else -1
         return round(ahead * self._busy_ns / self._begun)
 
-    def check(self, context: Context) -> None:
-        """EAGAIN when new work on this context would wait for longer than sysctl allows.  Work that has its place already
-        is never refused."""
-        longest, most = self._m.sysctl.max_wait_ms, self._m.sysctl.max_queue
+    def check(self, context: Context, tokens: int = 0) -> None:
+        """EAGAIN when new work on this context would wait for longer than sysctl allows; tokens: so many are to be appended.
+
+        Never refused is what has its place already, and what goes on with what has begun: a context that has its frames and
+        at most a block to compute.  Else a search, or a reply that is sampled token by token, would be refused half-way.
+        """
+        m = self._m
+        longest, most = m.sysctl.max_wait_ms, m.sysctl.max_queue
         if context.job is not None or not (longest or most):
+            return
+        row = m.core.slot_row(context.slot)
+        if context.admitted and row.computed and row.tokens + tokens - row.computed <= m.config.block_tokens:
             return
         ahead = self.waiting()
         wait_ms = -(-self.wait_ns(ahead) // 1_000_000)

@@ -284,7 +284,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
         return None
     check_room(m, context, m.core.slot_row(context.slot).tokens + n)
     if n:
-        m.schedulers[context.device].backlog.check(context)
+        m.schedulers[context.device].backlog.check(context, n)
     return c.AppendResult(extend(m, context, args.tokens), n)
 
 
@@ -470,7 +470,7 @@ def forward(m: Machine, connection: Connection, call: Syscall, args: c.ForwardAr
         raise Errno(E.EINVAL, "the context is empty: append a prompt first", field="ctx", cid=context.cid)
     check_room(m, context, length)
     if n:
-        m.schedulers[context.device].backlog.check(context)
+        m.schedulers[context.device].backlog.check(context, n)
         m.names.rewritten(context, before)
         m.core.append(context.slot, args.tokens)
     template = _template(context, c.GenerateArgs(args.ctx, logprobs=args.top_k), length)

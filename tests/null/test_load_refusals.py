@@ -179,6 +179,28 @@ def paced(system: SimulatedSystem, passes: int) -> None:
         system.tick()
 
 
+def test_what_goes_on_is_not_refused_half_way() -> None:
+    """A context between two `forward`s has no job; the queue is full meanwhile, and it goes on all the same."""
+    system = SimulatedSystem(core=Core, frames=64, block_tokens=4, max_contexts=64, sysctl={"sched.max_queue": 2})
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(range(8)))
+    likeliest = client.call("forward", ctx, 1)
+    crowd(client, 2)
+    token = likeliest.tokens[:4]
+    asked = client.post("forward", ctx, 1, b"", token)
+    assert asked not in client.replies or not client.replies[asked].code
+    fresh, other = client.call("alloc_context").ctx, ints(range(50, 58))
+    with pytest.raises(Errno) as error:
+        client.call("append", fresh, other)
+    assert error.value.code == E.EAGAIN
+    with pytest.raises(Errno) as error:  # more than a block is new work
+        client.call("append", ctx, ints(range(60, 66)))
+    assert error.value.code in (E.EAGAIN, E.EBUSY)
+    system.run()
+    assert len(client.result(asked).tokens) == 4
+
+
 def test_what_would_wait_too_long_is_refused_and_told_when_to_come_again() -> None:
     """A pass computes one prompt and takes a second: after six, five of which were measured, a wait is a second a job."""
     system = SimulatedSystem(
