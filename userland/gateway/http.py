@@ -172,8 +172,12 @@ class Streaming(Response):
         finally:
             await cancelled(watch, writing)
             await self._rest.aclose()
-            for end in self._ends:
-                end()
+            self._over()
+
+    def _over(self) -> None:
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end()
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -187,6 +191,7 @@ class Streaming(Response):
             if failure.code == "internal":
                 _log.exception("a stream failed")
             await send({"type": "http.response.body", "body": self._failed(failure), "more_body": True})
+        self._over()  # before the client knows: its next request must find this one's place free
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
