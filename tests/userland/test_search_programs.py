@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -40,7 +41,9 @@ def context(daemon: str) -> Iterator[Context]:
         made.append(tokens=PROMPT)
         yield made
         assert made.stat().tokens == len(PROMPT)
-        assert left(system) == (1, 1), "contexts or processes are left"
+        end = time.monotonic() + 60
+        while left(system) != (1, 1):  # what a pass still computes goes when it ends
+            assert time.monotonic() < end, f"contexts or processes are left: {left(system)}"
 
 
 def left(system: Client) -> tuple[int, int]:
