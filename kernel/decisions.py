@@ -48,30 +48,32 @@ class Decisions:
     ) -> tuple[DecisionRow, ...]:
         """The latest decisions about a context, or any of these keys, or blocks by number; or simply the latest.  Oldest
         first."""
-        found: list[DecisionRow] = []
-        everything = not (cid or blocks or keys)
-        for d in reversed(self._ring):
-            about = (cid and d.cid == cid) or not keys.isdisjoint(d.keys) or not blocks.isdisjoint(d.blocks)
-            if about or everything:
-                first = d.blocks[0] if d.blocks else -1
-                found.append(DecisionRow(d.number, d.at_ns, d.what, d.device, d.cid, first, len(d.blocks), d.why))
-                if len(found) == latest:
-                    break
-        return tuple(reversed(found))
+        return tuple(
+            DecisionRow(
+                d.number, d.at_ns, d.what, d.device, d.cid, d.blocks[0] if d.blocks else -1, len(d.blocks), d.why
+            )
+            for d in self._latest(cid, blocks, keys, latest)
+        )  # fmt: skip
 
     def own_rows(self, cid: int, keys: frozenset[int], latest: int = 64) -> tuple[DecisionRow, ...]:
         """The same about a context of one of several uids, numbered from 1.  Of a batch it learns how many blocks were its own:
         how many others were wanted is how much of somebody's prompt was not in the cache, and so is the count of decisions."""
-        found: list[Decision] = []
-        for d in reversed(self._ring):
-            if d.cid == cid or not keys.isdisjoint(d.keys):
-                found.append(d)
-                if len(found) == latest:
-                    break
         return tuple(
             DecisionRow(
                 number, d.at_ns, d.what, d.device, d.cid if d.cid == cid else 0, -1,
                 len(d.blocks) if d.cid == cid else len(keys.intersection(d.keys)), d.plain or d.why,
             )
-            for number, d in enumerate(reversed(found), 1)
+            for number, d in enumerate(self._latest(cid, frozenset(), keys, latest), 1)
         )  # fmt: skip
+
+    def _latest(self, cid: int, blocks: frozenset[int], keys: frozenset[int], most: int) -> list[Decision]:
+        """Oldest first."""
+        everything = not (cid or blocks or keys)
+        found: list[Decision] = []
+        for d in reversed(self._ring):
+            about = (cid and d.cid == cid) or not keys.isdisjoint(d.keys) or not blocks.isdisjoint(d.blocks)
+            if about or everything:
+                found.append(d)
+                if len(found) == most:
+                    break
+        return found[::-1]

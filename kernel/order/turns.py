@@ -149,9 +149,8 @@ class Turns:
                 beside = [w for other, w in self._weights.items() if other != name and not self._behind(name, other)]
                 most = STRETCH * alone_ns * sum(beside) / self._weights[name]
                 self._limits[name] = alone_ns + most
-                limit_ns = min(
-                    limit_ns, alone_ns + (most / 2 if prompts else most) + 1.0
-                )  # sums of the same round apart
+                allowed_ns = alone_ns + (most / 2 if prompts else most)
+                limit_ns = min(limit_ns, allowed_ns + 1.0)  # sums of the same round apart
         costs = {slot: cost for mine in members.values() for slot, cost in mine}
         spent_ns = fit.k if fit is not None else 0.0
         self._decode_ns = spent_ns + sum(costs.values())
