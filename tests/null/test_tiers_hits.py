@@ -168,17 +168,23 @@ def test_a_partial_hit_can_be_turned_off_and_asked_to_be_worth_it(core: CoreMake
         assert client.call("stat", ctx).usage.hit_tokens == hits
 
 
-@CORES
-def test_hit_tokens_are_told_per_tier(core: CoreMaker) -> None:
-    """Two blocks in hbm, two in dram, two in nvme."""
-    system = SimulatedSystem(frames=14, dram=14, nvme=14, core=core, window_tokens=128)
-    client = system.connect()
+def in_three_tiers(client: SimulatedClient) -> list[int]:
+    """24 tokens, in blocks of 4: two blocks in hbm, two in dram, two in nvme."""
     log = prompt(6, 24)
     for tier, tokens in (("nvme", 24), ("dram", 16), ("hbm", 8)):
         ctx = settled(client, log[:tokens])
         if tier != "hbm":
             client.call("demote", ctx, tier)
             client.call("release", ctx)
+    return log
+
+
+@CORES
+def test_hit_tokens_are_told_per_tier(core: CoreMaker) -> None:
+    """Two blocks in hbm, two in dram, two in nvme."""
+    system = SimulatedSystem(frames=14, dram=14, nvme=14, core=core, window_tokens=128)
+    client = system.connect()
+    log = in_three_tiers(client)
     before = system.devices[0].computed_tokens
     ctx = begin(client, [*log, 3])
     result = client.call("generate", ctx, 1)
@@ -196,12 +202,7 @@ def test_hits_of_all_tiers_are_shares_of_one_number(core: CoreMaker) -> None:
     hbm, two in dram and two in nvme: six blocks looked for, two found in each.  Eight tokens that nobody knows: none of two."""
     system = SimulatedSystem(frames=14, dram=14, nvme=14, core=core, window_tokens=128)
     client = system.connect()
-    log = prompt(6, 24)
-    for tier, tokens in (("nvme", 24), ("dram", 16), ("hbm", 8)):
-        ctx = settled(client, log[:tokens])
-        if tier != "hbm":
-            client.call("demote", ctx, tier)
-            client.call("release", ctx)
+    log = in_three_tiers(client)
     names = ("lookup_hits", "found_blocks_dram", "found_blocks_nvme", "lookup_misses")
 
     def grown(tokens: list[int]) -> list[int]:
