@@ -101,10 +101,16 @@ async def over_http(connections: list[Connection], plan: Plan, asked: list[list[
 
 
 class Events(NamedTuple):
-    """A stream of events.  times: when each event with JSON came; last: the last of them."""
+    """A stream of events.  times: when each event with JSON came; answer: all that was read."""
 
     times: list[float]
-    last: dict[str, Any]
+    answer: bytes
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last event with JSON."""
+        found: dict[str, Any] = json.loads(b"{" + self.answer.rpartition(b"data: {")[2].partition(b"\n")[0])
+        return found
 
 
 class Connection(asyncio.Protocol):
@@ -114,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer = bytearray()
         self._times: list[float] = []
+        self._leave_after = 0
         self._whole: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,7 +130,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._answer += data
         self._times += [time.perf_counter()] * data.count(b"data: {")
-        if data.endswith(b"0\r\n\r\n") or not self._times:
+        if 0 < self._leave_after <= len(self._times):
+            self._leave()
+        elif data.endswith(b"0\r\n\r\n") or not self._times:
             self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -139,22 +148,28 @@ class Connection(asyncio.Protocol):
             elif self._answer.endswith(b"\r\n0\r\n\r\n"):
                 self._whole.set_result(None)
 
+    def _leave(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+        if self._whole is not None and not self._whole.done():
+            self._whole.set_result(None)
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
-    async def post(self, asked: dict[str, Any]) -> Events:
-        """Ask for a streamed completion.  Error: BenchError."""
+    async def post(self, asked: dict[str, Any], leave_after: int = 0) -> Events:
+        """Ask for a streamed completion, and leave_after so many events; 0: read it to its end.  Error: BenchError."""
         assert self._transport is not None
         body = json.dumps(asked).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         self._answer.clear()
         self._times = []
+        self._leave_after = leave_after
         self._whole = asyncio.get_running_loop().create_future()
         self._transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         await self._whole
-        event = bytes(self._answer).rpartition(b"data: {")[2].partition(b"\n")[0]
-        return Events(self._times, json.loads(b"{" + event))
+        return Events(self._times, bytes(self._answer))
 
 
 @contextmanager

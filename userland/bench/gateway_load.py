@@ -8,7 +8,6 @@ And everything that the others held has to be given back.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import tempfile
@@ -20,7 +19,7 @@ from typing import Final
 from attnix.syscalls import AsyncClient, aconnect
 
 from .decode_engines import BenchError, booted
-from .gateway import served
+from .gateway import Connection, served
 from .report import show
 from .row import Row, time_row
 
@@ -54,25 +53,15 @@ class Load:
         )  # fmt: skip
 
     async def _one(self, at: tuple[str, int], prompt: list[int], tokens: int) -> None:
-        body = json.dumps(
-            {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-        ).encode()
-        reader, writer = await asyncio.open_connection(*at)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        times: list[float] = []
-        answer = b""
-        while line := await reader.readline():
-            if line.startswith(b"data: {"):
-                times.append(time.perf_counter())
-                if len(times) == tokens < NEW_TOKENS:
-                    writer.transport.abort()
-                    return
-            else:
-                answer += line
-        writer.close()
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, *at)
+        asked = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
+        events = await connection.post(asked, leave_after=tokens if tokens < NEW_TOKENS else 0)
+        connection.close()
+        if tokens < NEW_TOKENS:
+            return
+        times = events.times
         if len(times) < NEW_TOKENS // 2:  # an event may hold more than one token's text
-            raise BenchError(f"a stream brought {len(times)} events: {answer[-300:].decode(errors='replace')}")
+            raise BenchError(f"a stream brought {len(times)} events: {events.answer[-300:].decode(errors='replace')}")
         self.times.append(times)
 
     def pauses_ms(self, first: int, last: int) -> list[float]:
