@@ -145,12 +145,10 @@ class Scheduler:
 
     def stalled(self) -> bool:
         """Somebody with work waits for frames, or for what is being loaded into them."""
-        return self._device.up and (
-            self.first_short() is not None or any(c.queued and self._core.loading(c.slot) for c in self._loading)
-        )
+        return next(self.stalled_contexts(), None) is not None
 
     def stalled_contexts(self) -> Iterator[Context]:
-        """Those of whom that is true, and those that are not admitted because the first is not."""
+        """Those that do, and those that are not admitted because the first is not."""
         if not self._device.up:
             return
         short = self.first_short()

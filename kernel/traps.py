@@ -5,7 +5,7 @@ A function returns the result to send, or None when the answer comes later (wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from . import calls as c
@@ -154,6 +154,12 @@ def unhold(m: Machine, context: Context) -> None:
         scheduler.add(context)
 
 
+def no_text(text: str, messages: Sequence[c.Message] = ()) -> None:
+    """EINVAL: it did not go through the daemon."""
+    if text or messages:
+        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
+
+
 def check_tokens(m: Machine, tokens: bytes) -> int:
     """Number of ids.  EINVAL: not int32s, or an id outside the vocabulary."""
     if len(tokens) % 4:
@@ -275,8 +281,7 @@ def fork(m: Machine, connection: Connection, call: Syscall, args: c.ForkArgs) ->
 
 def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs) -> c.AppendResult | None:
     context = connection.lookup(args.ctx)
-    if args.text or args.messages:
-        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
+    no_text(args.text, args.messages)
     quiet(context, "append")
     awake(context, "append")
     n = check_tokens(m, args.tokens)

@@ -12,7 +12,7 @@ from .lifetimes import MS
 from .machine import Machine
 from .params import MAX_NAME_CHARS, MAX_WAIT_MS
 from .process import Connection
-from .traps import Trap, awake, behind, check_room, check_tokens, computable, extend, quiet, seen_context
+from .traps import Trap, awake, behind, check_room, check_tokens, computable, extend, no_text, quiet, seen_context
 
 TextArgs: TypeAlias = "c.AppendArgs | c.ResumeArgs | c.InjectArgs"  # of the calls that bring text into a log
 
@@ -60,8 +60,7 @@ def wait_tool(m: Machine, connection: Connection, call: Syscall, args: c.WaitToo
 
 def resume(m: Machine, connection: Connection, call: Syscall, args: c.ResumeArgs) -> c.ResumeResult | None:
     context = _target(m, connection, args)
-    if args.text or args.messages:
-        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
+    no_text(args.text, args.messages)
     m.lifetimes.check(context, args.wait)
     n = check_tokens(m, args.tokens)
     if behind(context, call):
@@ -84,8 +83,7 @@ def _takes(context: Context) -> None:
 
 def inject(m: Machine, connection: Connection, call: Syscall, args: c.InjectArgs) -> c.InjectResult | None:
     context = _target(m, connection, args)
-    if args.text:
-        raise Errno(E.EINVAL, "the kernel takes tokens: the daemon turns text into them", field="text")
+    no_text(args.text)
     _takes(context)
     computable(m, context)
     n = check_tokens(m, args.tokens)
