@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from contextlib import suppress
 from typing import Final
 
@@ -56,7 +55,6 @@ class Gateway:
         self.parked.drop_all()
         self.pins.drop_all()
         await self.words.load(client)
-        gc.freeze()  # its tables stay: let no collection look through them
         await self.keys.apply(client)
         (longest,) = (await client.sysctl("pin.max_ms")).rows
         self.pins.longest_s = float(longest.value) / 1000

@@ -7,6 +7,7 @@ of a conversation say which context it goes on in.  One thread: the tokenizer ha
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,6 +80,8 @@ class Words:
                 self._family = family_of(self._model)
                 names = {self._model.token_bytes[token].decode(): token for token in self._model.special_ids}
                 self._marker_ids = {name: names[name] for name in self._family.markers if name in names}
+                gc.collect()
+                gc.freeze()  # its tables stay: let no collection look through them
         self._uname = uname
 
     async def run(self, work: Callable[..., R], *arguments: Any) -> R:
