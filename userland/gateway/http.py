@@ -49,7 +49,7 @@ def guarded(gateway: Gateway, api: Api, handler: Handler) -> Callable[[Request],
     async def endpoint(request: Request) -> Response:
         try:
             check_host(gateway, request)
-            key = gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
+            key = caller(gateway, request)
             key.quota.enter(time.monotonic())
             try:
                 response = await handler(request, key)
@@ -72,6 +72,11 @@ def guarded(gateway: Gateway, api: Api, handler: Handler) -> Callable[[Request],
         return response
 
     return endpoint
+
+
+def caller(gateway: Gateway, request: Request) -> Key:
+    """Whose key it brings.  Error: ApiError 401."""
+    return gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
 
 
 def check_host(gateway: Gateway, request: Request) -> None:

@@ -12,7 +12,7 @@ from attnix.syscalls.types import TiersResult, VmstatResult
 
 from .errors import ApiError
 from .gateway import Gateway
-from .http import refusal
+from .http import caller, refusal
 from .upstream import Unavailable
 
 
@@ -21,8 +21,7 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
     async def metrics(request: Request) -> Response:
         try:
-            key = gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
-            if not key.operator:
+            if not caller(gateway, request).operator:
                 raise ApiError(403, "metrics are of the whole machine: this needs a key with `operator = true`")
         except ApiError as error:
             return refusal(error, "openai")

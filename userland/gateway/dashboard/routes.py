@@ -18,8 +18,7 @@ from attnix.syscalls.exceptions import AttnixError, SyscallError
 
 from ..errors import ApiError, as_api_error
 from ..gateway import Gateway
-from ..http import answer, check_host, refusal
-from ..keys import Key
+from ..http import answer, caller, check_host, refusal
 from .look import Looks
 from .seen import Seen
 
@@ -85,7 +84,7 @@ def _told(
     async def endpoint(request: Request) -> Response:
         try:
             check_host(gateway, request)
-            key: Key = gateway.keys.of(request.headers.get("authorization", ""), request.headers.get("x-api-key", ""))
+            key = caller(gateway, request)
             group = "" if key.operator else gateway.keys.full(key.group)
             return answer(await tell(request, Seen(group)), headers=_FRESH)
         except SyscallError as error:
