@@ -249,6 +249,15 @@ def test_the_first_engine_of_ours_is_compared_and_without_one_nothing_is() -> No
     assert {(row.peer, row.theirs) for row in alone} == {("none", None)}
 
 
+def test_what_an_engine_has_to_do_with_is_a_job_without_its_tool_waits() -> None:
+    (first, *rest), second = SMALL.agents
+    work = SMALL._replace(agents=[[first._replace(wait_s=3.0), *rest], second])  # 3 s and none: 1.5 in the mean
+    found = {("all", "attnix"): Runs([outcome([4.0, 2.0])], ""), ("all", "peer"): Runs([outcome([8.0, 4.0])], "")}
+    made = rows(found, Options(engines=("attnix", "peer"), sizes=("all",)), work)
+    (row,) = [row for row in made if row.case == "job less its tool waits, mean, all"]
+    assert (row.ours, row.theirs, row.ratio) == (1.5, 4.5, 3.0)
+
+
 def test_unknown_names_are_refused() -> None:
     for options in (Options(engines=("exllama",)), Options(engines=(), sizes=("half",))):
         with pytest.raises(BenchError, match=r"is called (exllama|half); there are"):
