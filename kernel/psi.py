@@ -17,6 +17,7 @@ been below.  A timer runs only while somebody stalls.
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from math import exp
 from typing import TYPE_CHECKING, Final
 
@@ -174,8 +175,13 @@ class Psi:
         m = self._m
         if len(m.uids) == 1:
             return dict.fromkeys(m.uids, (True, full))
-        computing = {c.process.uid for c in m.working.values() if m.core.in_flight(c.slot)}
-        waiting = {c.process.uid for s in m.schedulers for c in s.stalled_contexts()}
+        flying = [m.by_slot[q.slot] for d in m.devices[: m.tiers.computes] for q in d.flight_seqs()]
+        computing = {c.process.uid for c in flying if c.job is not None}
+        waiting: set[int] = set()
+        for context in chain.from_iterable(s.stalled_contexts() for s in m.schedulers):
+            waiting.add(context.process.uid)
+            if len(waiting) == len(m.uids):
+                break  # thousands may stand in line
         return {uid: (True, uid not in computing) for uid in sorted(waiting)}
 
     def _pass_time(self) -> None:
