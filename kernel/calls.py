@@ -233,12 +233,17 @@ class Message(NamedTuple):
 
 
 class AppendArgs(NamedTuple):
-    """Exactly one of tokens, text, messages."""
+    """Exactly one of tokens, text, messages.
+
+    more  a call that computes (generate, forward, score) follows at once: it computes these tokens too, in the same pass,
+          and until then nothing is begun (send(2) has MSG_MORE for that)
+    """
 
     ctx: int
     tokens: bytes = b""
     text: str = ""
     messages: tuple[Message, ...] = ()
+    more: bool = False
 
 
 class AppendResult(NamedTuple):
@@ -492,7 +497,7 @@ class WaitToolResult(NamedTuple):
 
 
 class ResumeArgs(NamedTuple):
-    """The tool's answer: one of tokens, text, messages, or nothing.  By handle or cid, as `inject`."""
+    """The tool's answer: one of tokens, text, messages, or nothing.  By handle or cid, as `inject`.  more: as of `append`."""
 
     ctx: int
     wait: int = 0  # 0: whichever it is in
@@ -500,6 +505,7 @@ class ResumeArgs(NamedTuple):
     text: str = ""
     messages: tuple[Message, ...] = ()
     cid: int = 0
+    more: bool = False
 
 
 class ResumeResult(NamedTuple):

@@ -290,17 +290,20 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     check_room(m, context, m.core.slot_row(context.slot).tokens + n)
     if n:
         m.schedulers[context.device].backlog.check(context, n)
-    return c.AppendResult(extend(m, context, args.tokens), n)
+    return c.AppendResult(extend(m, context, args.tokens, args.more), n)
 
 
-def extend(m: Machine, context: Context, tokens: bytes) -> int:
-    """Tokens join the log of a context that samples nothing, and are computed; the log's length.  Requires: checked."""
+def extend(m: Machine, context: Context, tokens: bytes, more: bool = False) -> int:
+    """Tokens join the log of a context that samples nothing; the log's length.  They are computed, unless `more` calls on it
+    follow, whose pass takes them along.  Requires: checked."""
     length = m.core.slot_row(context.slot).tokens
     if tokens:
         m.names.rewritten(context, length)
         length = m.core.append(context.slot, tokens)
         m.lifetimes.used_again(context)
-        m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
+        context.last_request = (0, 0)
+        if context.job is not None or not more:
+            m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
     return length
 
 

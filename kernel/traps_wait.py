@@ -67,7 +67,7 @@ def resume(m: Machine, connection: Connection, call: Syscall, args: c.ResumeArgs
         return None
     check_room(m, context, m.core.slot_row(context.slot).tokens + n)
     waited_ns = m.lifetimes.answered(context)
-    return c.ResumeResult(extend(m, context, args.tokens), n, waited_ns // MS)
+    return c.ResumeResult(extend(m, context, args.tokens, args.more), n, waited_ns // MS)
 
 
 # -- interrupting a generation --------------------------------------------------------------------------------------

@@ -116,7 +116,8 @@ CALLS: Final[tuple[Call, ...]] = (
         somebody writes to it, so a fork costs page-table entries, not KV.
         """),
     _call(22, "append", _CONTEXT, c.AppendArgs, c.AppendResult, f"{_HANDLE} EBUSY E2BIG ENOMEM EDQUOT ENOSYS EIO EHOSTDOWN", """
-        Add tokens to a context's log and start computing them; the answer does not wait for the computation.  Exactly
+        Add tokens to a context's log and start computing them; the answer does not wait for the computation.  With `more`
+        nothing starts before the next call on the context, which computes them in the same pass as its own answer.  Exactly
         one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token) and `messages` (the
         model's chat template, continuing the messages appended and generated so far).  Past the window is E2BIG with
         both numbers.  Without a tokenizer, `text` and `messages` are ENOSYS; EIO says the text worker could not do it.
@@ -212,7 +213,7 @@ CALLS: Final[tuple[Call, ...]] = (
         """, since=3),
     _call(51, "resume", _WAITING, c.ResumeArgs, c.ResumeResult, f"{_HANDLE} ENOENT EACCES E2BIG ENOMEM EDQUOT ENOSYS EIO EHOSTDOWN", """
         End a wait with the tool's answer, which is appended.  A wait that has ended already (answered, past its deadline,
-        from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
+        from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.  `more` as of `append`.
         """, since=3),
     _call(52, "pressure", _WAITING, c.PressureArgs, c.PressureResult, "", """
         How short frames are: the share of time in which some, or all, of the contexts with work waited for frames; to one of

@@ -441,9 +441,14 @@ class AsyncContext:
         if self.client._lost is None:
             await self.release()
 
-    async def append(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = ()) -> c.AppendResult:
-        """Add plain text, token ids or chat messages."""
-        return await self.client.append(self.handle, as_bytes(tokens), text, as_messages(messages))
+    async def append(
+        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), more: bool = False
+    ) -> c.AppendResult:
+        """Add plain text, token ids or chat messages.
+
+        more: a generate, forward or score on it follows at once, whose pass computes them too; nothing begins before.
+        """
+        return await self.client.append(self.handle, as_bytes(tokens), text, as_messages(messages), more)
 
     async def fork(self, n: int = 1) -> list[AsyncContext]:
         """`n` contexts that share this one's blocks, all or none."""
@@ -502,10 +507,13 @@ class AsyncContext:
         return await self.client.wait_tool(self.handle, tool, as_ms(eta), as_ms(deadline))
 
     async def resume(
-        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), wait: int = 0
+        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), wait: int = 0, more: bool = False
     ) -> c.ResumeResult:
-        """The tool has answered; `wait` as `wait_tool` gave it.  Error: StaleHandle when that wait is over already."""
-        return await self.client.resume(self.handle, wait, as_bytes(tokens), text, as_messages(messages))
+        """The tool has answered; `wait` as `wait_tool` gave it, `more` as of `append`.
+
+        Error: StaleHandle when that wait is over already.
+        """
+        return await self.client.resume(self.handle, wait, as_bytes(tokens), text, as_messages(messages), more=more)
 
     async def inject(self, text: str = "", *, tokens: Tokens = b"") -> c.InjectResult:
         """Deliver tokens into the generation that runs on it."""

@@ -443,9 +443,14 @@ class Context:
         if self.client._lost is None:
             self.release()
 
-    def append(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = ()) -> c.AppendResult:
-        """Add plain text, token ids or chat messages; answers when they are logged, not when they are computed."""
-        return self.client.append(self.handle, as_bytes(tokens), text, as_messages(messages))
+    def append(
+        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), more: bool = False
+    ) -> c.AppendResult:
+        """Add plain text, token ids or chat messages; answers when they are logged, not when they are computed.
+
+        more: a generate, forward or score on it follows at once, whose pass computes them too; nothing begins before.
+        """
+        return self.client.append(self.handle, as_bytes(tokens), text, as_messages(messages), more)
 
     def fork(self, n: int = 1) -> list[Context]:
         """`n` contexts that share this one's blocks, all or none."""
@@ -510,9 +515,14 @@ class Context:
         """It waits for a tool from now on: `eta` and `deadline` in seconds from now.  `resume` ends that."""
         return self.client.wait_tool(self.handle, tool, as_ms(eta), as_ms(deadline))
 
-    def resume(self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), wait: int = 0) -> c.ResumeResult:
-        """The tool has answered; `wait` as `wait_tool` gave it.  Error: StaleHandle when that wait is over already."""
-        return self.client.resume(self.handle, wait, as_bytes(tokens), text, as_messages(messages))
+    def resume(
+        self, text: str = "", *, tokens: Tokens = b"", messages: Messages = (), wait: int = 0, more: bool = False
+    ) -> c.ResumeResult:
+        """The tool has answered; `wait` as `wait_tool` gave it, `more` as of `append`.
+
+        Error: StaleHandle when that wait is over already.
+        """
+        return self.client.resume(self.handle, wait, as_bytes(tokens), text, as_messages(messages), more=more)
 
     def inject(self, text: str = "", *, tokens: Tokens = b"") -> c.InjectResult:
         """Deliver tokens into the generation that runs on it."""

@@ -167,14 +167,17 @@ class SyncPlainCalls(ABC):
         """
         return self._invoke("fork", ForkArgs(ctx, n), ForkResult)
 
-    def append(self, ctx: int, tokens: bytes = b"", text: str = "", messages: tuple[Message, ...] = ()) -> AppendResult:
-        """Add tokens to a context's log and start computing them; the answer does not wait for the computation.
-        Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token) and
-        `messages` (the model's chat template, continuing the messages appended and generated so far). Past the
+    def append(
+        self, ctx: int, tokens: bytes = b"", text: str = "", messages: tuple[Message, ...] = (), more: bool = False
+    ) -> AppendResult:
+        """Add tokens to a context's log and start computing them; the answer does not wait for the computation. With
+        `more` nothing starts before the next call on the context, which computes them in the same pass as its own
+        answer. Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token)
+        and `messages` (the model's chat template, continuing the messages appended and generated so far). Past the
         window is E2BIG with both numbers. Without a tokenizer, `text` and `messages` are ENOSYS; EIO says the text
         worker could not do it.
         """
-        return self._invoke("append", AppendArgs(ctx, tokens, text, messages), AppendResult)
+        return self._invoke("append", AppendArgs(ctx, tokens, text, messages, more), AppendResult)
 
     def truncate(self, ctx: int, length: int) -> TruncateResult:
         """Cut the log to its first `length` tokens. Whole blocks past the cut are let go, and a block that others
@@ -327,11 +330,13 @@ class SyncPlainCalls(ABC):
         text: str = "",
         messages: tuple[Message, ...] = (),
         cid: int = 0,
+        more: bool = False,
     ) -> ResumeResult:
         """End a wait with the tool's answer, which is appended. A wait that has ended already (answered, past its
         deadline, from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
+        `more` as of `append`.
         """
-        return self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid), ResumeResult)
+        return self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid, more), ResumeResult)
 
     def pressure(self, threshold_permille: int = -1, window_ms: int = 2000) -> PressureResult:
         """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames;
@@ -574,15 +579,16 @@ class AsyncPlainCalls(ABC):
         return await self._invoke("fork", ForkArgs(ctx, n), ForkResult)
 
     async def append(
-        self, ctx: int, tokens: bytes = b"", text: str = "", messages: tuple[Message, ...] = ()
+        self, ctx: int, tokens: bytes = b"", text: str = "", messages: tuple[Message, ...] = (), more: bool = False
     ) -> AppendResult:
-        """Add tokens to a context's log and start computing them; the answer does not wait for the computation.
-        Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token) and
-        `messages` (the model's chat template, continuing the messages appended and generated so far). Past the
+        """Add tokens to a context's log and start computing them; the answer does not wait for the computation. With
+        `more` nothing starts before the next call on the context, which computes them in the same pass as its own
+        answer. Exactly one of `tokens`, `text` (tokenized as plain text: nothing in it can become a special token)
+        and `messages` (the model's chat template, continuing the messages appended and generated so far). Past the
         window is E2BIG with both numbers. Without a tokenizer, `text` and `messages` are ENOSYS; EIO says the text
         worker could not do it.
         """
-        return await self._invoke("append", AppendArgs(ctx, tokens, text, messages), AppendResult)
+        return await self._invoke("append", AppendArgs(ctx, tokens, text, messages, more), AppendResult)
 
     async def truncate(self, ctx: int, length: int) -> TruncateResult:
         """Cut the log to its first `length` tokens. Whole blocks past the cut are let go, and a block that others
@@ -735,11 +741,13 @@ class AsyncPlainCalls(ABC):
         text: str = "",
         messages: tuple[Message, ...] = (),
         cid: int = 0,
+        more: bool = False,
     ) -> ResumeResult:
         """End a wait with the tool's answer, which is appended. A wait that has ended already (answered, past its
         deadline, from before a restart) is ESTALE, and nothing is appended; a context that never waited is EINVAL.
+        `more` as of `append`.
         """
-        return await self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid), ResumeResult)
+        return await self._invoke("resume", ResumeArgs(ctx, wait, tokens, text, messages, cid, more), ResumeResult)
 
     async def pressure(self, threshold_permille: int = -1, window_ms: int = 2000) -> PressureResult:
         """How short frames are: the share of time in which some, or all, of the contexts with work waited for frames;

@@ -214,17 +214,17 @@ class Everything(RuleBasedStateMachine):
         if prompt:
             self.write(self.contexts[-1], prompt)
 
-    def write(self, mirror: Mirror, more: list[int]) -> None:
+    def write(self, mirror: Mirror, more: list[int], later: bool = False) -> None:
         def done(result: Any) -> None:
             mirror.log += more
             assert result.tokens == len(mirror.log)
 
-        self.on(mirror, (*SHORT, E.EAGAIN, E.EBUSY), done, "append", mirror.ctx, ints(more))
+        self.on(mirror, (*SHORT, E.EAGAIN, E.EBUSY), done, "append", mirror.ctx, ints(more), "", (), later)
 
-    @rule(which=st.integers(0, 9), more=st.lists(st.integers(0, 2), min_size=1, max_size=12))
-    def append(self, which: int, more: list[int]) -> None:
+    @rule(which=st.integers(0, 9), more=st.lists(st.integers(0, 2), min_size=1, max_size=12), later=st.booleans())
+    def append(self, which: int, more: list[int], later: bool) -> None:
         if mirror := self.still(which):
-            self.write(mirror, more)
+            self.write(mirror, more, later)
 
     @rule(
         which=st.integers(0, 9),
@@ -325,8 +325,8 @@ class Everything(RuleBasedStateMachine):
         if mirror := self.still(which):
             self.on(mirror, (E.EBUSY,), lambda _: None, "wait_tool", mirror.ctx, tool, eta, deadline)
 
-    @rule(which=st.integers(0, 9), answer=st.lists(st.integers(0, 2), max_size=6))
-    def resume(self, which: int, answer: list[int]) -> None:
+    @rule(which=st.integers(0, 9), answer=st.lists(st.integers(0, 2), max_size=6), later=st.booleans())
+    def resume(self, which: int, answer: list[int], later: bool) -> None:
         waits = self.machine.contexts
         mirror = self.pick(which, lambda m: not (m.request or m.late) and waits[m.cid].wait is not None)  # type: ignore[index]
         if mirror is None:
@@ -337,7 +337,7 @@ class Everything(RuleBasedStateMachine):
             chosen.log += answer
             assert result.tokens == len(chosen.log)
 
-        self.on(mirror, (*SHORT, E.EINVAL), done, "resume", mirror.ctx, 0, ints(answer))
+        self.on(mirror, (*SHORT, E.EINVAL), done, "resume", mirror.ctx, 0, ints(answer), "", (), 0, later)
 
     # -- groups and processes -----------------------------------------------------------------------------------
 
@@ -584,7 +584,7 @@ def draw(m: Everything, rng: random.Random) -> None:
     busy = m.busy()
     actions: list[tuple[int, Callable[[], object]]] = [
         (10, lambda: m.alloc(which, process, tokens(0, 20), rng.choice(["", "", "sub"]), rng.randrange(2))),
-        (8, lambda: m.append(which, tokens(1, 12))),
+        (8, lambda: m.append(which, tokens(1, 12), rng.random() < 0.5)),
         (22, lambda: m.generate(which, rng.randint(0, 20), rng.choice([0, 0, 0, 1, 50]), rng.choice([0, 0, 0, 1, 9]))),
         (5, lambda: m.inject(which, tokens(1, 3))),
         (5, lambda: m.fork(which, rng.randint(1, 3))),
@@ -593,7 +593,7 @@ def draw(m: Everything, rng: random.Random) -> None:
         (3, lambda: m.end(which, rng.randint(-1, 4))),
         (3 if len(m.contexts) > 2 else 0, lambda: m.release(which)),
         (12, lambda: m.wait_tool(which, rng.choice("ab"), rng.choice([-1, 0, 1, 5, 30]), rng.choice([-1, -1, 2, 20]))),
-        (9, lambda: m.resume(which, tokens(0, 6))),
+        (9, lambda: m.resume(which, tokens(0, 6), rng.random() < 0.5)),
         (
             8,
             lambda: m.setlimit(rng.choice(GROUPS), rng.choice(LIMITED), rng.choice(HARD), rng.choice([-1, 0, 1, 2, 4])),

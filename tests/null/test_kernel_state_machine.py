@@ -210,14 +210,14 @@ class KernelMachine(RuleBasedStateMachine):
             client.result(client.post("append", made.ctx, ints(prompt)))
             self.contexts[-1].tokens += prompt
 
-    @rule(which=st.integers(0, 9), more=st.lists(st.integers(0, 3), min_size=1, max_size=14))
-    def append(self, which: int, more: list[int]) -> None:
+    @rule(which=st.integers(0, 9), more=st.lists(st.integers(0, 3), min_size=1, max_size=14), later=st.booleans())
+    def append(self, which: int, more: list[int], later: bool) -> None:
         mirror = self.pick(which)
         if mirror is None:
             return
         if mirror.request and (not mirror.expected or any(cid == mirror.cid for _, _, cid, _ in self.later)):
             return  # by its turn the generation may be over, if it samples nothing, or be cancelled while both wait
-        request = mirror.client.post("append", mirror.ctx, ints(more))
+        request = mirror.client.post("append", mirror.ctx, ints(more), "", (), later)
         if mirror.request:
             self.expect(mirror, request, -E.EBUSY)
         elif len(mirror.tokens) + len(more) > ROOM:

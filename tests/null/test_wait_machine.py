@@ -97,14 +97,20 @@ class Waits(KernelMachine):
         owner.result(owner.post("sysctl", "wait.policy", policy))
         owner.result(owner.post("sysctl", "wait.ttl_ms", ttl_ms))
 
-    @rule(which=st.integers(0, 9), answer=st.lists(st.integers(0, 3), max_size=6), by_cid=st.booleans())
+    @rule(
+        which=st.integers(0, 9),
+        answer=st.lists(st.integers(0, 3), max_size=6),
+        by_cid=st.booleans(),
+        later=st.booleans(),
+    )
     @precondition(lambda self: self.ends)
-    def resume(self, which: int, answer: list[int], by_cid: bool) -> None:
+    def resume(self, which: int, answer: list[int], by_cid: bool, later: bool) -> None:
         chosen = self.waiting()
         if not chosen:
             return
         mirror = chosen[which % len(chosen)]
-        names = (0, 0, ints(answer), "", (), mirror.cid) if by_cid else (mirror.ctx, 0, ints(answer))
+        ctx, cid = (0, mirror.cid) if by_cid else (mirror.ctx, 0)
+        names = (ctx, 0, ints(answer), "", (), cid, later)
         request = mirror.client.post("resume", *names)
         if len(mirror.tokens) + len(answer) > ROOM:
             assert mirror.client.replies[request].code == E.E2BIG
@@ -289,13 +295,13 @@ def step(m: Waits, rng: random.Random) -> None:
         lambda: m.generate(which, rng.randrange(12), 1, 0.9, (1.0, 0.0, 0.0), 0),
         lambda: m.wait_tool(which, rng.choice("abc"), rng.choice([-1, 1, 5]), rng.choice([-1, -1, 2, 4])),
         lambda: m.wait_tool(which, rng.choice("abc"), rng.choice([-1, 1, 5]), rng.choice([-1, -1, 2, 4])),
-        lambda: m.resume(which, tokens(0, 3), rng.random() < 0.5) if m.ends else None,
-        lambda: m.resume(which, tokens(0, 3), rng.random() < 0.5) if m.ends else None,
+        lambda: m.resume(which, tokens(0, 3), rng.random() < 0.5, rng.random() < 0.5) if m.ends else None,
+        lambda: m.resume(which, tokens(0, 3), rng.random() < 0.5, rng.random() < 0.5) if m.ends else None,
         lambda: m.resume_again(which) if m.numbers else None,
         lambda: m.refused(which, rng.choice(["append", "generate", "inject"])) if m.ends else None,
         lambda: m.inject(which, tokens(1, 2)),
         lambda: m.inject(which, tokens(1, 2)),
-        lambda: m.append(which, tokens(1, 5)),
+        lambda: m.append(which, tokens(1, 5), rng.random() < 0.5),
         lambda: m.truncate_while_waiting(which, rng.randrange(40)) if m.ends else None,
         lambda: m.move(which, rng.choice(["demote", "prefetch"])) if m.ends else None,
         lambda: m.stop_and_continue(which),

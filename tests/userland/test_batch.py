@@ -309,13 +309,13 @@ def test_eagain_is_waited_out_as_long_as_it_says(
     refusals: dict[str, list[float]] = {}
     append = AsyncContext.append
 
-    async def refusing(context: AsyncContext, text: str = "", *, tokens: Any = b"", messages: Any = ()) -> Any:
+    async def refusing(context: AsyncContext, text: str = "", *, messages: Any = (), **more: Any) -> Any:
         (role, content) = messages[0]
         seen = refusals.setdefault(content, [])
         seen.append(asyncio.get_running_loop().time())
         if role == "user" and len(seen) <= 2:
             raise TryAgain(11, {"message": "too much to do", "retry_after_ms": 40}, "append")
-        return await append(context, text, tokens=tokens, messages=messages)
+        return await append(context, text, messages=messages, **more)
 
     monkeypatch.setattr(AsyncContext, "append", refusing)
 

@@ -220,9 +220,9 @@ class OurAgent:
         """Sent without waiting for the answer, so that it arrives together with the request to generate."""
         packed, handle = pack_ids(ids), self._context.handle
         if not self._waits:
-            return self.client.submit("append", AppendArgs(handle, packed), AppendResult)
+            return self.client.submit("append", AppendArgs(handle, packed, more=True), AppendResult)
         self._waits = False
-        return self.client.submit("resume", ResumeArgs(handle, 0, packed), ResumeResult)
+        return self.client.submit("resume", ResumeArgs(handle, 0, packed, more=True), ResumeResult)
 
 
 def attnix(tells: str) -> Engine:

@@ -81,7 +81,7 @@ class Pair:
         before = self.measured.stat().usage.computed_tokens
         began = time.perf_counter()
         packed = pack_ids(self.ids(RESULT_TOKENS))
-        resumed = self.system.submit("resume", ResumeArgs(self.measured.handle, 0, packed), ResumeResult)
+        resumed = self.system.submit("resume", ResumeArgs(self.measured.handle, 0, packed, more=True), ResumeResult)
         stream = self.measured.stream(1, ignore_eos=True)
         for _ in stream:
             break

@@ -73,7 +73,7 @@ class Ours:
         began = time.perf_counter()
         streams = []
         for context, ids in zip(self._contexts, packed, strict=True):
-            self.client.submit("append", AppendArgs(context.handle, ids), AppendResult)
+            self.client.submit("append", AppendArgs(context.handle, ids, more=True), AppendResult)
             streams.append(context.stream(1, ignore_eos=True))
         firsts = [unpack_ids(stream.result().tokens)[0] for stream in streams]
         seconds = time.perf_counter() - began

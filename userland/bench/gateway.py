@@ -66,7 +66,7 @@ async def over_socket(client: AsyncClient, plan: Plan, asked: list[list[int]]) -
     async def one(prompt: list[int]) -> float:
         process = await client.spawn("bench")
         context = await process.alloc_context()
-        await context.append(tokens=prompt)
+        await context.append(tokens=prompt, more=True)
         stream = context.generate(plan.new_tokens, ignore_eos=True)
         first_s = 0.0
         async for _ in stream:

@@ -39,11 +39,12 @@ def run(
     options = sampling(temperature, top_p, seed, stop)
     with call_system(socket, "run") as system, system.alloc_context() as context:
         if tokens:
-            context.append(tokens=ids)
+            context.append(tokens=ids, more=True)
         elif raw:
-            context.append(text)
+            context.append(text, more=True)
         else:
-            context.append(messages=[*([("system", system_prompt)] if system_prompt else []), ("user", text)])
+            asked = [*([("system", system_prompt)] if system_prompt else []), ("user", text)]
+            context.append(messages=asked, more=True)
         shown = (lambda piece: None) if as_json or tokens else _write
         result = stream_answer(context, max_tokens, options, shown)
     if as_json:

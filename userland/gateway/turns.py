@@ -202,13 +202,15 @@ class Turn:
         if not made.tokens:
             raise ApiError(400, "the prompt is empty", param="prompt")
         wait, conversation.wait = conversation.wait, 0
+        # Of several replies each would compute the prompt for itself, if it were not begun before they are forked.
+        more = self._ask.n == 1
         if wait:
             try:
-                await context.resume(tokens=made.tokens, wait=wait)
+                await context.resume(tokens=made.tokens, wait=wait, more=more)
             except StaleHandle:  # its deadline came first
-                await context.append(tokens=made.tokens)
+                await context.append(tokens=made.tokens, more=more)
         else:
-            await context.append(tokens=made.tokens)
+            await context.append(tokens=made.tokens, more=more)
         conversation.tokens.extend(made.tokens)
 
     async def _forks(self, n: int) -> list[AsyncContext]:

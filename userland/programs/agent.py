@@ -122,7 +122,7 @@ async def _turns(
 async def _step(context: AsyncContext, tools: dict[str, Tool], said: str) -> Step:
     """Do what was asked for, and append the answer.  Error: TooBig when it has no room."""
     if CLOSE not in said:
-        await patiently(lambda: context.append(CLOSE))  # the stop string is not in the context
+        await patiently(lambda: context.append(CLOSE, more=True))  # the stop string is not in the context
     try:
         call = parse(said)
         assert call is not None
@@ -131,14 +131,14 @@ async def _step(context: AsyncContext, tools: dict[str, Tool], said: str) -> Ste
             raise BadCall(f"there is no tool {call.name!r}; there are: {', '.join(tools) or 'none'}")
     except BadCall as error:
         result = f"error: {error}"
-        await patiently(lambda: context.append(messages=[("user", response(result))]))
+        await patiently(lambda: context.append(messages=[("user", response(result))], more=True))
         return Step(said, None, result, True, 0)
     wait = await patiently(lambda: context.wait_tool(tool.name, eta=tool.eta_s, deadline=tool.time_limit_s))
     result, failed = await tool.answer(call.arguments)
     answer = [("user", response(result))]
     try:
-        resumed = await patiently(lambda: context.resume(messages=answer, wait=wait.wait))
+        resumed = await patiently(lambda: context.resume(messages=answer, wait=wait.wait, more=True))
     except StaleHandle:  # the deadline came first: the context is ready again, and still to be told
-        await patiently(lambda: context.append(messages=answer))
+        await patiently(lambda: context.append(messages=answer, more=True))
         return Step(said, call, result, True, 0)
     return Step(said, call, result, failed, resumed.waited_ms)

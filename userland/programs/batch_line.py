@@ -83,7 +83,7 @@ class Answers:
         return await self._system.alloc_context() if self._base is None else (await self._base.fork())[0]
 
     async def _answer(self, context: AsyncContext, prompt: Prompt) -> dict[str, Any]:
-        await context.append(messages=prompt.messages)
+        await context.append(messages=prompt.messages, more=True)
         options: GenerateOptions = {**self._options, **(prompt.options or {})}
         max_tokens = self._max_tokens if prompt.max_tokens is None else prompt.max_tokens
         result = await context.generate(max_tokens, **options)

@@ -69,7 +69,7 @@ class Chat:
         start = self.context.stat().tokens
         said = [("user", text)]
         try:
-            length = self.context.append(messages=said).tokens
+            length = self.context.append(messages=said, more=True).tokens
         except TooBig:
             start = self._make_room(text, start)
         else:
