@@ -34,7 +34,9 @@ def test_a_chat_goes_on_in_its_context(gateway: Gateway) -> None:
         messages.append(got["choices"][0]["message"])
     (row,) = contexts(served)
     assert [m["content"] for m in messages if m["role"] == "assistant"] == ["One.", "Two.", "Three."]
-    assert row.usage.computed_tokens == row.tokens, "each token once: a prompt and its reply's first token take one pass"
+    assert row.usage.computed_tokens == row.tokens, (
+        "each token once: a prompt and its reply's first token take one pass"
+    )
     assert got["usage"]["attnix"]["computed_tokens"] < 2 * BLOCK + len("turn 2")
     # A client that sends only what the API needs is understood as well.
     short = [{"role": m["role"], "content": m["content"]} for m in messages] + [{"role": "user", "content": "more"}]
