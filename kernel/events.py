@@ -180,6 +180,15 @@ class Suspend(NamedTuple):
     """The system goes down: generations on named and detached contexts stop where they are, to go on after a restart."""
 
 
+class Plug(NamedTuple):
+    """Several requests came together: no pass begins before Unplug, so that those that can share one do.  (Linux plugs its block
+    queues so: Axboe, "Explicit block device plugging", 2011.)"""
+
+
+class Unplug(NamedTuple):
+    """That was all of them.  The daemon sends both within one turn; nothing else happens in between but these requests."""
+
+
 class SnapshotWritten(NamedTuple):
     """Answers WriteSnapshot.  code: 0, or an errno with its detail."""
 
@@ -227,6 +236,8 @@ Event: TypeAlias = (
     | Bug
     | Restored
     | Suspend
+    | Plug
+    | Unplug
     | SnapshotWritten
     | SnapshotRead
 )

@@ -85,6 +85,7 @@ class Machine:
         self.schedulers = [Scheduler(self, d.index) for d in self.devices if d.tier == "hbm"]
         self.ending: list[Context] = []  # their job ends, or they go, when their pass is back
         self.unsettled: list[Context] = []  # held, or called, while a pass of theirs was in flight
+        self.plugged = False  # between Plug and Unplug
         self.asleep = False  # hbm is given back, or being given back
         self.uname: UnameResult | None = None
         self._effects: list[Effect] = []

@@ -34,6 +34,7 @@ from .events import (
     ExecFailed,
     Found,
     Pause,
+    Plug,
     RestartDriver,
     Restored,
     Resume,
@@ -45,6 +46,7 @@ from .events import (
     Timer,
     Tokens,
     TransferDone,
+    Unplug,
 )
 from .ids import Conn
 from .machine import Machine
@@ -83,6 +85,8 @@ class Kernel:
             Bug: self._bug,
             Restored: self._restored,
             Suspend: self._suspend,
+            Plug: self._plug,
+            Unplug: self._plug,
             SnapshotWritten: lambda event: traps_names.snapshot_written(self.machine, event),
             SnapshotRead: lambda event: traps_names.snapshot_read(self.machine, event),
         }
@@ -94,6 +98,10 @@ class Kernel:
         self._handlers[type(event)](event)
         if m.errands.open:
             m.errands.run()
+        if m.plugged:  # who computes, who waits and what is worth moving is decided once, for all that came together
+            if m.names.changed:
+                m.names.flush()
+            return effects
         busy = m.psi.busy
         for scheduler in m.schedulers:
             if scheduler.queue or scheduler.decoding:
@@ -227,6 +235,9 @@ class Kernel:
     def _suspend(self, event: Suspend) -> None:
         self.machine.names.suspend()
         self.machine.lifetimes.suspend()
+
+    def _plug(self, event: Plug | Unplug) -> None:
+        self.machine.plugged = type(event) is Plug
 
     def _bug(self, event: Bug) -> None:
         self.machine.log(event.level, event.text)

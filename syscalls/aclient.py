@@ -87,12 +87,21 @@ class _Wire(asyncio.Protocol):
         self._broken = broken
         self._writable = asyncio.Event()
         self._writable.set()
+        self._unsent: list[bytes] = []
 
     def send(self, asked: _Asked, name: str, args: Record) -> None:
-        assert self.transport is not None
+        """What is asked in one turn of the event loop goes in one piece, so that what it starts shares its first pass."""
         asked.request, message = self.session.request(name, args)
         self.asked[asked.request] = asked
-        self.transport.write(message)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unsent.append(message)
+
+    def flush(self) -> None:
+        """Hand what was asked to the transport."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(b"".join(unsent))
 
     async def drain(self) -> None:
         await self._writable.wait()
@@ -138,6 +147,7 @@ class _Wire(asyncio.Protocol):
             return
         self.lost = error
         self._writable.set()
+        self.flush()
         if self.transport is not None:
             self.transport.close()
         self._broken(self, error)

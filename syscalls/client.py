@@ -231,6 +231,13 @@ class Client(SyncPlainCalls):
         pending: Pending[R] = self._send(Pending, name, args, result)
         return pending
 
+    def submit_all(self, name: str, asked: Sequence[Record], result: type[R]) -> list[Pending[R]]:
+        """Send requests of one name in one piece, without waiting for their answers: what they start shares its first pass."""
+        self._check()
+        made = [self._request(Pending, name, args, result) for args in asked]
+        self._write([pending for pending, _ in made], b"".join(message for _, message in made))
+        return [pending for pending, _ in made]
+
     def notice(self, timeout: float | None = None) -> Note | None:
         """The next notification that belongs to no request, waited for as long as `timeout` seconds; None when none came."""
         end = None if timeout is None else time.monotonic() + timeout
@@ -260,16 +267,30 @@ class Client(SyncPlainCalls):
         return self.submit(name, args, result).result()
 
     def _send(self, kind: Any, name: str, args: Record, result: type[R]) -> Any:
+        self._check()
+        pending, message = self._request(kind, name, args, result)
+        self._write([pending], message)
+        return pending
+
+    def _check(self) -> None:
         if self._lost is not None:
             raise self._lost
+
+    def _request(self, kind: Any, name: str, args: Record, result: type[R]) -> tuple[Any, bytes]:
         request, message = self._session.request(name, args)
         pending = kind(self, request, name, args, result)
         self._pending[request] = pending
+        return pending, message
+
+    def _write(self, asked: list[Any], message: bytes) -> None:
+        """Send what `asked` are waiting for."""
         try:
             self._socket.sendall(message)
         except OSError as error:
-            # The daemon may have said why before it closed.  A message that could not be sent whole was not taken.
-            pending._undone = True
+            # The daemon may have said why before it closed.  A message that could not be sent whole was not taken; of several
+            # the first may have been.
+            for pending in asked:
+                pending._undone = len(asked) == 1
             if not self._drain():
                 self._broken(ConnectionLost(f"the connection broke: {error}"))
             if self._lost is not None:
@@ -277,7 +298,6 @@ class Client(SyncPlainCalls):
         except BaseException:  # interrupted inside a message: what would follow is out of step
             self._fail(ConnectionLost("interrupted while sending"))
             raise
-        return pending
 
     def _broken(self, error: ConnectionLost) -> None:
         """The connection is no more: come back with another, as far as this client was told to."""

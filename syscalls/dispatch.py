@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -32,6 +32,7 @@ from attnix.kernel.events import (
     Journal,
     Notify,
     Pause,
+    Plug,
     Prime,
     ReadSnapshot,
     Reply,
@@ -48,6 +49,7 @@ from attnix.kernel.events import (
     Tokens,
     Trace,
     Transfer,
+    Unplug,
     WakeDriver,
     WriteSnapshot,
 )
@@ -176,6 +178,7 @@ class Dispatcher:
         self._events: deque[Event] = deque()
         self._dirty: dict[int, Client] = {}
         self._in_turn = False
+        self._plugged = False  # several requests are being taken
         self._now_ns = 0
         self._gathering = False
         self._gathered: list[Client] = []
@@ -269,13 +272,14 @@ class Dispatcher:
         self._gathering = self._busy > 0
         self._take_each(gathered, self._clock())
 
-    def _take_each(self, clients: Iterable[Client], now_ns: int) -> None:
+    def _take_each(self, clients: Sequence[Client], now_ns: int) -> None:
         """A turn for clients that most often have one request each, answered on the spot."""
         if self._dead:
             return
         self._in_turn = True
         self._now_ns = now_ns
         try:
+            plugs = len(clients) > 1 and self._plug()
             for client in clients:
                 inbox = client.inbox
                 if len(inbox) != 1 or client.waiting or client.unread or client.ended:
@@ -284,6 +288,8 @@ class Dispatcher:
                 answer = self._take_request(client, inbox.popleft())
                 if answer is not None:
                     client.write(answer)
+            if plugs:
+                self._unplug()
             if self._events or self._dirty or self._unsaved:
                 self._settle()
         except Exception as error:
@@ -393,8 +399,7 @@ class Dispatcher:
     def _drain(self) -> None:
         events = self._events
         while events:
-            self._event = event = events.popleft()
-            self._perform(self._kernel.step(event, self._now_ns))
+            self._step(events.popleft())
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -423,15 +428,34 @@ class Dispatcher:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
+    def _plug(self) -> bool:
+        """Several requests are there: what they start may share a pass.  False: nothing to do, or done already."""
+        if self._plugged or not self.accepting:
+            return False
+        self._plugged = True
+        self._step(Plug())
+        return True
+
+    def _unplug(self) -> None:
+        self._plugged = False
+        self._step(Unplug())
+
+    def _step(self, event: Event) -> None:
+        self._event = event
+        self._perform(self._kernel.step(event, self._now_ns))
+
     def _take(self, client: Client) -> None:
         """Take the requests in the inbox, until one has to wait."""
         inbox, outbox, request = client.inbox, client.outbox, self._take_request
         left = REQUESTS_AT_ONCE
+        plugs = len(inbox) > 1 and self._plug()
         while inbox and left and not client.waiting and not client.unread:
             left -= 1
             answer = request(client, inbox.popleft())
             if answer is not None:
                 outbox.append(answer)
+        if plugs:
+            self._unplug()
         if inbox or outbox:
             self._dirty[client.conn] = client
 
@@ -551,8 +575,12 @@ class Dispatcher:
                     with_tokens: TextArgs = args._replace(tokens=outcome, text="")
                 else:
                     with_tokens = args._replace(tokens=outcome, text="", messages=())
-                self._event = event = Syscall(client.conn, request, name, with_tokens)
-                self._perform(self._kernel.step(event, self._now_ns))
+                plugs = bool(client.inbox) and self._plug()
+                self._step(Syscall(client.conn, request, name, with_tokens))
+                self._take(client)
+                if plugs:
+                    self._unplug()
+                return
             self._take(client)
 
         self._turn(go_on, client)

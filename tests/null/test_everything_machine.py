@@ -28,7 +28,7 @@ from attnix.drivers.sim_memory import SimTier
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E
-from attnix.kernel.events import Event, Exec, Pause, Reply, Resume, StopAt
+from attnix.kernel.events import Event, Exec, Pause, Plug, Reply, Resume, StopAt, Unplug
 from attnix.kernel.evict import registry as evictions
 from attnix.kernel.order import registry as orders
 from attnix.kernel.wait.registry import POLICIES as WAIT_POLICIES
@@ -568,7 +568,13 @@ def test_drawn_evenly(machine: type[Everything], seed: int) -> None:
     knobs = {name: rng.choice(values) for name, values in KNOBS.items()}
     m.begin(knobs, [[rng.randrange(3) for _ in range(rng.randint(1, 16))] for _ in range(rng.randint(1, 5))])
     for _ in range(120):
-        draw(m, rng)
+        together = rng.randint(2, 4) if rng.random() < 0.1 else 0  # some come in one piece
+        if together:
+            m.system.step(Plug())
+        for _ in range(max(1, together)):
+            draw(m, rng)
+        if together:
+            m.system.step(Unplug())
         m.nothing_is_answered_twice()
         m.nobody_is_ended()
     m.teardown()

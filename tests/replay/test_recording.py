@@ -300,6 +300,8 @@ EVENTS: tuple[Event, ...] = (
         (RestoredContext(ContextRecord(6, 1000, "name", True, "digest", Generation(calls.GenerateArgs(0, 4), 3)), b"log!"),),
     ),
     ev.Suspend(),
+    ev.Plug(),
+    ev.Unplug(),
     ev.SnapshotWritten(1, 2, E.ENOSPC, {"message": "full", "bytes": 5, "share": 0.5}, 4096),
     ev.SnapshotRead(1, 2, 0, {}, (("weights", "x"),), (SnapshotEntry(1, "n", b"log!", 16, b"kv"),)),
 )  # fmt: skip

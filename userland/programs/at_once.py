@@ -25,7 +25,7 @@ def together(client: Client, name: str, asked: Sequence[tuple[Any, ...]], result
     end = time.monotonic() + PATIENCE_S
     tries = 0
     while left:
-        pending = [(number, client.submit(name, asked[number], result)) for number in left]
+        pending = list(zip(left, client.submit_all(name, [asked[number] for number in left], result), strict=True))
         left, delay = [], 0.0
         for number, one in pending:
             try:

@@ -113,7 +113,7 @@ def draw(context: Context, n: int, max_tokens: int, options: SamplingOptions) ->
             if strings:
                 spell(going)
                 going = [answer for answer in going if not answer.reason]
-        last = [AppendArgs(a.context.handle, as_bytes(a.tokens[-1:])) for a in going if a.tokens]
+        last = [AppendArgs(a.context.handle, as_bytes(a.tokens[-1:]), more=True) for a in going if a.tokens]
         together(client, "append", last, AppendResult)  # only what is in a log can be read
         spell(answers)
     return [Sample(a.text, tuple(a.tokens), tuple(a.logprobs), a.reason or "length") for a in answers]
