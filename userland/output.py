@@ -140,12 +140,12 @@ def describe_error(error: Exception) -> dict[str, Any]:
 
 
 def cid_number(text: str | int) -> int:
-    """A context as commands name it."""
+    """A context as commands name it.  A default, which is a number already, stays what it is."""
     try:
         cid = int(text)
     except ValueError:
-        cid = -1
-    if cid < 0:
+        cid = 0
+    if cid < 1 and not isinstance(text, int):
         raise typer.BadParameter(
             f"{text!r} is no cid: `attnix ps -c` shows the number of each context, `attnix names` of those with a name"
         )
