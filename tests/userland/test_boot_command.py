@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -62,6 +63,26 @@ def test_a_killed_driver_comes_back(socket: str, attnix: Attnix, until: Any) -> 
         os.kill(pid, signal.SIGKILL)
         until(lambda: attnix("free", "--json").json["tiers"][0]["restarts"] == 1, "the restart")
         assert attnix("run", "--tokens", "1,2", "-n", "3").status == 0
+    finally:
+        attnix("shutdown")
+
+
+def test_run_says_what_it_waits_for_while_the_system_sleeps(socket: str, attnix: Attnix) -> None:
+    assert attnix("boot", *SIM, "--sim-tier", "1MiB", "--daemon").status == 0
+    try:
+        assert attnix("sleep").status == 0
+        asked = [*COMMAND, "run", "--tokens", "1,2", "-n", "3"]
+        process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            assert select.select([process.stderr], [], [], 20)[0], "it says nothing"
+            assert process.stderr.readline() == "attnix: the system is asleep: this waits for `attnix wake`\n"
+            assert attnix("wake").status == 0
+            said, more = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.communicate()
+        assert (said.count(","), more, process.returncode) == (2, "", 0)
     finally:
         attnix("shutdown")
 
