@@ -44,7 +44,9 @@ def boot(
     tier_write: Annotated[str, typer.Option(help="When blocks are copied down: back, through or selective.")] = "",
     accels: Annotated[int | None, typer.Option(help="Compute devices, each a driver process (default: 1).")] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Tokens per block (default: 16).")] = None,
-    window: Annotated[int | None, typer.Option(help="Longest context in tokens (default: the model's).")] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Longest context in tokens (default: the model's, which is the most).")
+    ] = None,
     max_contexts: Annotated[int | None, typer.Option(help="Context slots (default: 4096).")] = None,
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "",
     kv_dtype: Annotated[str, typer.Option(help="Of the frames: float32, bfloat16 or int8.")] = "",
