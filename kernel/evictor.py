@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from .errors import E
-from .evict.registry import make
+from .evict.registry import make, make_guarded
 from .movers import Item
 from .records import FACT
 
@@ -35,16 +35,29 @@ class Evictor:
         self._core = machine.core
         self._device = device
         self.index = device.index
-        self.policy: EvictionPolicy = make(policy)
+        self.fault = ""  # of a third party's policy that lost its place, in words
+        self.policy: EvictionPolicy = self._made(policy)
         self._ready: list[int] = []  # demoted to be evicted
         self.leaving = 0  # demotions under way
         self._refused: set[int] = set()  # the tier below would not take them: they go without a copy when they must
 
     def use(self, policy: str) -> None:
         """Go on with another policy, which knows nothing yet."""
-        self.policy = make(policy)
+        self.policy = self._made(policy)
         if self.policy.listens:
             self.policy.inserted(self._m.view, self._device.index, self._core.oldest(self._device.index, 1 << 30))
+
+    def _made(self, policy: str) -> EvictionPolicy:
+        self.fault = ""
+        made = make_guarded(policy, self._failed)
+        return make("lru") if self.fault else made
+
+    def _failed(self, policy: str, when: str, error: Exception) -> None:
+        """A third party's policy is at fault.  The order that the core keeps by itself takes its place, since that has missed
+        nothing."""
+        self.policy = make("lru")
+        self.fault = f"eviction policy {policy} failed {when} ({type(error).__name__}: {error})"
+        self._m.log("error", f"{self._device.name}: {self.fault}: lru takes its place")
 
     def room(self, want_frames: int) -> int:
         """Free frames of this device now, after doing what can be done at once for `want_frames` of them."""

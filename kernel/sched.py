@@ -31,7 +31,7 @@ from .oom import Oom
 from .order import registry
 from .order.facts import facts
 from .order.line import LOOK, OVERTAKES, arranged, rank
-from .order.protocol import Forecast, Waiting
+from .order.protocol import Forecast, OrderPolicy, Waiting
 from .order.turns import LEARN_EVERY, TOKEN_NS, Turns, decode_part_ns
 from .pager import Pager
 from .records import BLOCKED_BY_LOAD, OK, PREFILL
@@ -69,7 +69,7 @@ class Scheduler:
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
         self.widest = 0  # most contexts that were admitted at once since somebody looked (history.py)
-        self.policy = registry.make(machine.sysctl.order)
+        self.policy = self._made(machine.sysctl.order)
         self.turns = Turns(machine, device)
         self._line: list[Context] = []  # the queue in the order of service, when the round began
         self._passers: list[Context] = []  # those that were given frames before ...
@@ -88,7 +88,19 @@ class Scheduler:
 
     def use(self, policy: str) -> None:
         """From the next pass on.  KeyError: nobody knows it."""
-        self.policy = registry.make(policy)
+        self.policy = self._made(policy)
+
+    def _made(self, policy: str) -> OrderPolicy:
+        self._fault = False
+        made = registry.make_guarded(policy, self._failed)
+        return registry.make("fcfs") if self._fault else made
+
+    def _failed(self, policy: str, when: str, error: Exception) -> None:
+        """A third party's policy is at fault: arrival takes its place, which asks for nothing."""
+        self._fault = True
+        self.policy = registry.make("fcfs")
+        why = f"scheduling policy {policy} failed {when} ({type(error).__name__}: {error})"
+        self._m.log("error", f"{self._device.name}: {why}: fcfs takes its place")
 
     def add(self, context: Context) -> None:
         """A job with tokens to compute."""

@@ -117,15 +117,23 @@ def command() -> Any:
 
 def main() -> None:
     """Entry point of the console script."""
+    # Closed by whoever started us: its number must not become that of a socket, nor its object None.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (open until we end)
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
     """One command.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
-        command()(list(words), prog_name="attnix")
-    except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        try:
+            command()(list(words), prog_name="attnix")
+            status = 0
+        except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        sys.stdout.flush()  # what cannot be written fails here, and not when Python ends
+        return status
     except CommandError as error:
         say_error(error, "--json" in words)
         return error.exit_status
@@ -133,10 +141,19 @@ def run(words: Sequence[str]) -> int:
         say_error(error, "--json" in words)
         return 1
     except BrokenPipeError:  # the reader went away, as `head` does
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop_writing()
         return 1
-    return 0
+    except OSError as error:
+        if not error.filename:  # nobody opened that: it is where the output goes, a disk that is full
+            _stop_writing()
+        what = error.filename or "the output cannot be written"
+        say_error(CommandError(f"{what}: {error.strerror or error}"), "--json" in words)
+        return 1
+
+
+def _stop_writing() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -84,7 +84,12 @@ def write(path: Path, dump: Dump) -> int:
     lines = [json.dumps(_answer_json(answer), ensure_ascii=False) for answer in dump.answers]
     head = json.dumps({_MARK: VERSION, "at": dump.at, "server": _plain(dump.server)})[:-1]
     text = f'{head}, "calls": [\n' + ",\n".join(lines) + "\n]}\n"
+    if path.is_symlink() and (path.is_file() or not path.exists()):  # /dev/stdout into a file is one, too
+        raise CommandError(f"{path} is a link, and what is replaced would be the link: name the file itself")
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe takes it, and stays what it is
+            path.write_text(text, encoding="utf-8")
+            return len(text.encode())
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:

@@ -19,6 +19,8 @@ from .output import CommandError
 
 BOOT_MODULE: Final = "attnix.boot"
 _SHOWN_LINES: Final = 12
+_WARNING: Final = "attnix: warning: "
+_CANNOT: Final = "attnix: cannot boot: "
 
 
 class BootFailed(CommandError):
@@ -35,6 +37,7 @@ class Launched(NamedTuple):
     process: subprocess.Popen[bytes]
     socket: str
     log: str
+    warnings: list[str]  # what it said on the way up that somebody ought to know
 
 
 def boot_command(flags: Sequence[str]) -> list[str]:
@@ -64,17 +67,28 @@ def launch(flags: Sequence[str], socket: str, log: str, deadline_s: float) -> La
         except BaseException:
             stop(process)
             raise
+        said.seek(start)
         if "ready on" in line:
-            return Launched(process, socket, log)
+            return Launched(process, socket, log, _warnings(said.read().decode(errors="replace").splitlines()))
         if process.poll() is None and not line:
             stop(process)
-            why = f"the daemon did not come up within {deadline_s:.0f} s"
+            why = f"the daemon did not come up within {deadline_s:.0f} s (--wait)"
         else:
             stop(process)
             why = f"the daemon ended with status {process.returncode}"
         said.seek(start)
-        lines = said.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+        lines = _reason(said.read().decode(errors="replace").splitlines())[-_SHOWN_LINES:]
     raise BootFailed("\n  ".join([why + (":" if lines else ""), *lines]), 2 if process.returncode == 2 else 1)
+
+
+def _warnings(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if line.startswith(_WARNING)]
+
+
+def _reason(lines: list[str]) -> list[str]:
+    """Why it cannot boot, if it says that, without what went well before and what it has said already."""
+    last = next((at for at in reversed(range(len(lines))) if lines[at].startswith(_CANNOT)), 0)
+    return _warnings(lines[:last]) + lines[last:]
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float = 10.0) -> int:

@@ -139,6 +139,19 @@ def describe_error(error: Exception) -> dict[str, Any]:
     return {"kind": "command", "message": str(error)}
 
 
+def cid_number(text: str | int) -> int:
+    """A context as commands name it.  A default, which is a number already, stays what it is."""
+    try:
+        cid = int(text)
+    except ValueError:
+        cid = 0
+    if cid < 1 and not isinstance(text, int):
+        raise typer.BadParameter(
+            f"{text!r} is no cid: `attnix ps -c` shows the number of each context, `attnix names` of those with a name"
+        )
+    return cid
+
+
 __all__ = [
     "AttnixError",
     "CommandError",
@@ -148,6 +161,7 @@ __all__ = [
     "SocketOption",
     "System",
     "call_system",
+    "cid_number",
     "console",
     "describe_error",
     "look_at",

@@ -189,7 +189,7 @@ class SlotFile:
                     os.unlink(self.path)  # nothing was in it: leave no trace of the attempt
                 raise ConfigError(
                     f"{self.path!r} needs {needed} bytes for {wanted} frames: {reason}; "
-                    f"{free} bytes are free there. Ask for fewer frames or set allow_shrink"
+                    f"{free} bytes are free there. Ask for less, or set allow_shrink=true with `attnix attach-tier`"
                 )
             # A file system needs some space for itself; after a wrong guess, a tenth less.
             fit = (free - (free >> 6) - SUPERBLOCK_BYTES) // self.stored_bytes

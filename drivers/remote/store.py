@@ -117,6 +117,7 @@ class RemoteStore:
         self._sending: Counter[int] = Counter()  # and those that something is written from
         self._held: deque[Transfer] = deque()
         self._is_probing = False
+        self._reason = "it does not answer"  # why a connection was given up last
         self._is_down = False
         self._complaints: set[bytes] = set()
         self._poll = select.epoll()
@@ -413,9 +414,14 @@ class RemoteStore:
         self._resolver.refresh()
         self.counts["connection_failures"] += 1
         self.breaker.fail(self._clock())
-        if self.breaker.state is BreakerState.OPEN and not self._is_down:
+        self._reason = reason
+        if self.breaker.state is BreakerState.OPEN:
+            self._say_down()
+
+    def _say_down(self) -> None:
+        if not self._is_down:
             self._is_down = True
-            self._log("warning", f"{reason}; all of it is a miss until it answers again")
+            self._log("warning", f"{self._reason}; all of it is a miss until it answers again")
 
     def _on_probed(self, reply: Reply) -> None:
         self._is_probing = False
@@ -452,6 +458,7 @@ class RemoteStore:
         for _ in range(1 + _TEST_PINGS):  # the first one connects
             began_ns = self._clock()
             if not self._ask(self._reading, [([request(b"PING")], None)], Kind.STATUS):
+                self._say_down()  # whoever has just written its address wants to know, not after some failed transfers
                 return
             times.append(self._clock() - began_ns)
         self.latency_ns = min(times)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
+from .guarded import Failed, Guarded
 from .protocol import EvictionPolicy
 
 Factory = Callable[[], EvictionPolicy]
@@ -48,3 +49,8 @@ def make(name: str) -> EvictionPolicy:
         raise KeyError(f"no eviction policy {name!r}; known: {', '.join(names())}")
     policy: EvictionPolicy = getattr(import_module(f".{name}", __package__), name.capitalize())()
     return policy
+
+
+def make_guarded(name: str, failed: Failed) -> EvictionPolicy:
+    """The same for a kernel, which a fault of a third party's policy must not stop: `failed` is told of the first one."""
+    return Guarded(name, _registered[name], failed) if name in _registered else make(name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
+from .guarded import Failed, Guarded
 from .protocol import OrderPolicy
 
 Factory = Callable[[], OrderPolicy]
@@ -43,3 +44,8 @@ def make(name: str) -> OrderPolicy:
         raise KeyError(f"no scheduling policy {name!r}; known: {', '.join(names())}")
     policy: OrderPolicy = getattr(import_module(f".{name}", __package__), BUILT_IN[name])()
     return policy
+
+
+def make_guarded(name: str, failed: Failed) -> OrderPolicy:
+    """The same for a kernel, which a fault of a third party's policy must not stop: `failed` is told of the first one."""
+    return Guarded(name, _registered[name], failed) if name in _registered else make(name)

@@ -459,7 +459,11 @@ def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
-    parser = argparse.ArgumentParser(prog="attnix boot", description="Start the attnix daemon.")
+    parser = argparse.ArgumentParser(
+        prog="attnix boot",
+        usage="%(prog)s [OPTIONS]",  # all of them are a screen, in front of the line that says what was wrong
+        description="Start the attnix daemon.",
+    )
     parser.add_argument(
         "--model", default="smollm2", help="path of a GGUF file or Hugging Face directory, a pulled model, or sim"
     )

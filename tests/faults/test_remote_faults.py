@@ -133,12 +133,15 @@ def test_a_server_that_was_never_there(tmp_path: Path, tier_of: TierOf) -> None:
     for url in (f"redis+unix://{tmp_path}/none", "redis://127.0.0.1:1/0", "redis://name.invalid/0"):
         tier = tier_of(url, breaker_failures=2)
         tier.store.self_test()
+        ((level, said),) = tier.store.logs  # at once: whoever has just booted may have misspelt it
+        assert level == "warning" and said.endswith("all of it is a miss until it answers again"), said
         began = time.monotonic()
         assert codes(tier.run("read", [1, 2])) == [E.EIO] * 2
         assert codes(tier.run("write", [1])) == [E.EIO]
         assert tier.exists([1]) == [False]
         assert time.monotonic() - began < SLACK_S
         assert tier.counts("latency_ns", "read_bytes_s") == (0, 0)
+        assert len(tier.store.logs) == 1, "and once"
 
 
 def test_the_test_at_the_start_measures_and_leaves_nothing(server: Server, tier_of: TierOf) -> None:

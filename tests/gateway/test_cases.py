@@ -274,7 +274,12 @@ def test_case_40_a_second_gateway_on_a_port_that_is_taken(gateway: Gateway) -> N
     command = serve("--port", port, "--socket", served.daemon.socket)
     said = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert said.returncode == 1 and said.stdout == ""
-    assert len(said.stderr.splitlines()) == 1 and port in said.stderr, said.stderr
+    assert said.stderr.startswith(f"attnix: cannot serve on 127.0.0.1:{port}: Address already in use; --port "), (
+        said.stderr
+    )
+    assert len(said.stderr.splitlines()) == 1
+    beyond = subprocess.run(serve("--port", "65536"), capture_output=True, text=True, env=environment(), timeout=60)
+    assert beyond.returncode == 2 and beyond.stdout == "", "and not on the port that 16 bits of it make"
     assert served.chat().json()["choices"][0]["message"]["content"] == "yes", "the first one works on"
 
 
@@ -309,14 +314,16 @@ def test_case_40_a_daemon_of_another_user_lets_no_gateway_in(tmp_path: Path) -> 
         daemon.process.stop()
 
 
-def test_case_40_something_else_at_the_socket_path(tmp_path: Path) -> None:
-    """It says so, deletes nothing, and connects when a daemon has come."""
+def test_case_40_something_else_at_the_socket_path(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It says so, to clients and on its terminal; deletes nothing, and connects when a daemon has come."""
     path = tmp_path / "run" / "a.sock"
     path.parent.mkdir(mode=0o700)
     path.write_text("mine")
     process = Process(serve("--port", "0", "--socket", str(path)))
     try:
         assert str(path) in refused(process) and path.read_text() == "mine"
+        told = capfd.readouterr().err.splitlines()  # once, though it tries four times a second
+        assert len(told) == 1 and str(path) in told[0] and told[0].endswith("requests get 503 until there is one"), told
         path.unlink()
         path.symlink_to(tmp_path / "elsewhere")
         assert str(path) in refused(process) and path.is_symlink()

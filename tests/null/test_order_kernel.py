@@ -5,11 +5,14 @@ Blocks have 4 tokens and passes 16 tokens of prompts unless a test says otherwis
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.order import registry
 from attnix.kernel.order.line import OVERTAKES
+from attnix.kernel.order.protocol import Forecast, Key, OrderPolicy, Waiting
 from attnix.simulated import SimulatedClient, ints
 
 from .timed import MS, TimedSystem, fresh
@@ -266,3 +269,63 @@ def test_the_policy_changes_while_jobs_wait() -> None:
         client.call("sysctl", "sched.policy", "nobody")
     (row,) = client.call("sysctl", "sched.policy").rows
     assert row.value == "shortest_prefill"
+
+
+# -- a third party's policy
+
+
+class Arrival(OrderPolicy):
+    name = "arrival"
+    refuses = True
+
+    def key(self, job: Waiting) -> Key:
+        return (job.order,)
+
+
+class KeyRaises(Arrival):
+    def key(self, job: Waiting) -> Key:
+        raise RuntimeError("boo")
+
+
+class KeyIsText(Arrival):
+    def key(self, job: Waiting) -> Key:
+        return ("first",)  # type: ignore[return-value]
+
+
+class LateRaises(Arrival):
+    def late_ns(self, job: Waiting, forecast: Forecast) -> int:
+        raise RuntimeError("boo")
+
+
+class HalfWritten:
+    """Somebody forgot the rest."""
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        (Arrival, ""),
+        (KeyRaises, "failed in key (RuntimeError: boo)"),
+        (KeyIsText, "failed in key (TypeError: ('first',) is no tuple of numbers"),
+        (LateRaises, "failed in late_ns (RuntimeError: boo)"),
+        (HalfWritten, "failed when it was made (AttributeError: "),
+    ],
+)
+def test_a_fault_costs_the_policy_its_place_and_nobody_an_answer(
+    factory: Callable[[], OrderPolicy], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registered", {"mine": factory})
+    system = build("mine", step_tokens=100, frames=100)
+    client = system.user()
+    for i in range(4):  # late_ns is asked once costs are known
+        system.ask(client, fresh(1 + i, 20 + 20 * i), 4)
+        system.run()
+    asked = [system.ask(client, fresh(10 + i, 40), 2, ttft_ms=60_000)[1] for i in range(4)]
+    system.run()
+    assert [len(client.streamed[request]) for request in asked] == [2] * 4
+    assert sorted(asked, key=lambda request: first_ns(system, client, request)) == asked, "by arrival"
+    errors = [row.text for row in client.call("dmesg").rows if row.level == "error"]
+    assert len(errors) == (1 if says else 0)
+    assert all(
+        e.startswith(f"hbm0: scheduling policy mine {says}") and e.endswith("fcfs takes its place") for e in errors
+    )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from attnix.kernel.evict import registry
+from attnix.kernel.evict.fifo import Fifo
+from attnix.kernel.evict.protocol import BlockView
 from attnix.replay.__main__ import main, size_bytes
 from attnix.replay.profile import PROFILES
 
@@ -50,6 +54,22 @@ def test_table_and_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert [line.split()[0] for line in lines[3:5]] == ["lru", "lru"]
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG\r\n") and len(data) > 5000
+
+
+def test_a_policy_that_fails_is_named_and_has_no_numbers(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on with lru, whose numbers would stand under the other's name."""
+
+    class Fails(Fifo):
+        def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
+            raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(registry, "_registered", {"mine": Fails})
+    assert main([str(trace), "--capacity", "10", "--profile", "laptop", "--policy", "mine"]) == 1
+    said = capsys.readouterr()
+    assert "eviction policy mine failed in victims (ZeroDivisionError: by nothing)" in said.err
+    assert "mine" not in said.out
 
 
 def test_what_is_refused(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import select
 import signal
 import subprocess
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_a_killed_driver_comes_back(socket: str, attnix: Attnix, until: Any) -> 
         attnix("shutdown")
 
 
+def test_run_says_what_it_waits_for_while_the_system_sleeps(socket: str, attnix: Attnix) -> None:
+    assert attnix("boot", *SIM, "--sim-tier", "1MiB", "--daemon").status == 0
+    try:
+        assert attnix("sleep").status == 0
+        asked = [*COMMAND, "run", "--tokens", "1,2", "-n", "3"]
+        process = subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stderr is not None
+            assert select.select([process.stderr], [], [], 20)[0], "it says nothing"
+            assert process.stderr.readline() == "attnix: the system is asleep: this waits for `attnix wake`\n"
+            assert attnix("wake").status == 0
+            said, more = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.communicate()
+        assert (said.count(","), more, process.returncode) == (2, "", 0)
+    finally:
+        attnix("shutdown")
+
+
 def test_in_the_foreground_until_it_is_told_to_stop(socket: str) -> None:
     process = subprocess.Popen([*COMMAND, "boot", *SIM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
@@ -101,7 +122,8 @@ def test_a_file_that_is_no_model(socket: str, attnix: Attnix, tmp_path: Path) ->
 def test_a_driver_that_cannot_start_is_quoted(socket: str, attnix: Attnix) -> None:
     said = attnix("boot", *SIM, "--sim", '{"vocab": "many"}', "--daemon")
     assert said.status == 1
-    assert "vocab" in said.err
+    assert "vocab" in said.err and said.err.count("cannot be started") == 1, said.err
+    assert "info:" not in said.err, "what went well is not why"
 
 
 @pytest.mark.parametrize("flags", [("--numerics", "sloppy"), ("--hbm", "lots"), ("--accels", "0"), ("--accels", "x")])
@@ -109,6 +131,7 @@ def test_wrong_flags_are_status_2(socket: str, attnix: Attnix, flags: tuple[str,
     said = attnix("boot", *SIM, *flags, "--daemon")
     assert said.status == 2
     assert flags[1] in said.err or flags[0] in said.err
+    assert len(said.err.splitlines()) <= 6, "what was wrong, and not below a screen of all options"
 
 
 def test_a_daemon_that_never_gets_ready_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +154,21 @@ def test_only_the_new_lines_of_the_log_are_shown(tmp_path: Path, monkeypatch: py
     with pytest.raises(launch.BootFailed) as failed:
         launch.launch([], str(tmp_path / "s"), str(log), 30.0)
     assert str(failed.value) == "the daemon ended with status 3:\n  today"
+
+
+def test_warnings_are_told_though_it_boots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["attnix: info: hbm0: up", "attnix: warning: journal: another attnix keeps it", "attnix: info: dram0: up"]
+    script = "; ".join(f"echo '{line}' >&2" for line in lines) + "; echo attnix: ready on s; exec sleep 60"
+    monkeypatch.setattr(launch, "boot_command", lambda flags: ["sh", "-c", script])
+    launched = launch.launch([], str(tmp_path / "s"), str(tmp_path / "d.log"), 30.0)
+    launch.stop(launched.process)
+    assert launched.warnings == [lines[1]]
+    monkeypatch.setattr(
+        launch, "boot_command", lambda flags: ["sh", "-c", script.replace("ready on s; exec sleep 60", "no; exit 1")]
+    )
+    with pytest.raises(launch.BootFailed) as failed:
+        launch.launch([], str(tmp_path / "s"), str(tmp_path / "d.log"), 30.0)
+    assert lines[1] in str(failed.value)
 
 
 def test_a_log_that_cannot_be_written(socket: str, attnix: Attnix, tmp_path: Path) -> None:

@@ -279,6 +279,31 @@ def test_half_a_dump_is_none(attnix: Attnix, dumped: Path, tmp_path: Path) -> No
     assert attnix("dump", str(tmp_path / "no" / "where"), "--socket", "").status == 1
 
 
+def test_a_dump_goes_into_a_pipe_and_replaces_no_link(looked_at: Held, attnix: Attnix, tmp_path: Path) -> None:
+    """As root it once put a file in the place of a device."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
+        assert attnix("dump", str(pipe)).status == 0
+        assert json.loads(reader.read())["attnix_dump"] == 1
+    assert pipe.is_fifo()
+    file.write_text("mine")
+    link.symlink_to(file)
+    said = attnix("dump", str(link))
+    assert (said.status, link.is_symlink(), file.read_text()) == (1, True, "mine") and "is a link" in said.err
+
+
+@pytest.mark.parametrize("line", ["ps", "ps --json", "help"])
+def test_output_that_cannot_be_written_is_said_in_a_line(dumped: Path, line: str) -> None:
+    words = [*line.split(), *(["--from", str(dumped)] if line != "help" else [])]
+    with open("/dev/full", "w") as full:
+        said = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert said.returncode == 1 and "No space left on device" in said.stderr and len(said.stderr.splitlines()) == 1
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, *words]
+    said = subprocess.run(closed, capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, ""), "nobody wants it"
+
+
 @pytest.mark.parametrize("line", ["ps -c -l", "lsctx", "tree", "group ls", "sysctl", "tiers", "names", "uname"])
 def test_a_pipe_has_no_edge(attnix: Attnix, dumped: Path, tmp_path: Path, line: str) -> None:
     """Names far longer than any terminal is wide come through whole, on one line."""

@@ -24,10 +24,16 @@ def boot(
         str, typer.Option(help="What computes: auto, cpu, or cuda (auto: cuda where there is one).")
     ] = "",
     hbm: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory for frames, per accel; on cuda also a share: 90%.")
+        str,
+        typer.Option(
+            metavar="SIZE", help="Memory for frames, per accel (default: 256MiB); on cuda also a share (default: 90%)."
+        ),
     ] = "",
     dram: Annotated[
-        str, typer.Option(metavar="SIZE", help="Second tier, in shared memory: blocks that leave hbm go there.")
+        str,
+        typer.Option(
+            metavar="SIZE", help="Second tier, in shared memory: blocks that leave hbm go there (default: none)."
+        ),
     ] = "",
     nvme: Annotated[
         list[str] | None, typer.Option(metavar="SIZE[@PATH]", help="A file tier below it. Repeatable.")
@@ -36,17 +42,23 @@ def boot(
         list[str] | None, typer.Option(metavar="URL[,SIZE]", help="A Redis or Valkey server as a tier. Repeatable.")
     ] = None,
     tier_write: Annotated[str, typer.Option(help="When blocks are copied down: back, through or selective.")] = "",
-    accels: Annotated[int | None, typer.Option(help="Compute devices, each a driver process.")] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Tokens per block.")] = None,
-    window: Annotated[int | None, typer.Option(help="Longest context in tokens.")] = None,
-    max_contexts: Annotated[int | None, typer.Option(help="Context slots.")] = None,
+    accels: Annotated[int | None, typer.Option(help="Compute devices, each a driver process (default: 1).")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens per block (default: 16).")] = None,
+    window: Annotated[
+        int | None, typer.Option(help="Longest context in tokens (default: the model's, which is the most).")
+    ] = None,
+    max_contexts: Annotated[int | None, typer.Option(help="Context slots (default: 4096).")] = None,
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "",
     kv_dtype: Annotated[str, typer.Option(help="Of the frames: float32, bfloat16 or int8.")] = "",
     numerics: Annotated[str, typer.Option(help="fast, or invariant: results do not depend on the batch.")] = "",
     threads: Annotated[int | None, typer.Option(help="Threads of each accel.")] = None,
     sharing: Annotated[str, typer.Option(help="Who shares prefixes: uid or none.")] = "",
     state_dir: Annotated[
-        str, typer.Option(metavar="DIR", help="Where secret, journal, snapshots and tiers' files lie.")
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Where secret, journal, snapshots and tiers' files lie (default: ~/.local/state/attnix).",
+        ),
     ] = "",
     sim: Annotated[str, typer.Option(metavar="JSON", help="Settings of the simulated accel, with --model sim.")] = "",
     sim_tier: Annotated[
@@ -71,8 +83,7 @@ def boot(
 ) -> None:
     """Start the daemon: the kernel, and one driver process per device.
 
-    In the foreground it takes this process's place and Ctrl-C stops it.  What is not given has the default that
-    `python -m attnix.boot --help` shows.
+    In the foreground it takes this process's place and Ctrl-C stops it.
     """
     if as_json and not daemon:
         raise typer.BadParameter("--json goes with --daemon: in the foreground the daemon has the terminal")
@@ -91,6 +102,8 @@ def boot(
         command = [*boot_command(flags), "--socket", path]
         os.execv(command[0], command)
     launched = launch(flags, path, os.path.abspath(log or f"{path}.log"), wait)
+    for line in launched.warnings:
+        print(line, file=sys.stderr)
     if as_json:
         print_json({"pid": launched.process.pid, "socket": launched.socket, "log": launched.log})
     else:

@@ -11,10 +11,12 @@ import typer
 
 from attnix.syscalls.types import MovedResult
 
-from ..output import JsonOption, SocketOption, call_system, print_json, show
+from ..output import JsonOption, SocketOption, call_system, cid_number, print_json, show
 from ..units import count
 
-CidArgument: TypeAlias = Annotated[int, typer.Argument(metavar="CTX", help="A cid, as `attnix ps -c` shows it.", min=1)]
+CidArgument: TypeAlias = Annotated[
+    int, typer.Argument(metavar="CTX", help="A cid, as `attnix ps -c` shows it.", parser=cid_number)
+]
 
 
 def prefetch(

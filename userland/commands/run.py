@@ -38,6 +38,8 @@ def run(
     ids = parse_ids(text) if tokens else []
     options = sampling(temperature, top_p, seed, stop)
     with call_system(socket, "run") as system, system.alloc_context() as context:
+        if any(row.state == "asleep" for row in system.tiers().tiers):
+            print("attnix: the system is asleep: this waits for `attnix wake`", file=sys.stderr)
         if tokens:
             context.append(tokens=ids, more=True)
         elif raw:

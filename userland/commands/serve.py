@@ -15,7 +15,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to serve on; others than this machine's need --keys.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one and says which.")] = 8000,
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one and says which.", min=0, max=65535)] = 8000,
     keys: Annotated[str, typer.Option(metavar="FILE", help="API keys, mode 0600 (docs/gateway.md).")] = "",
     max_body: Annotated[int, typer.Option(metavar="BYTES", help="Longest request body.")] = 8 * 2**20,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Longest request.")] = 600.0,

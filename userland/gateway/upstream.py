@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -52,7 +53,9 @@ class Upstream:
                 self._client = client
                 await client.ended()
             except (ConnectionLost, AttnixError) as error:
-                self.why = error.message
+                if error.message != self.why:
+                    self.why = error.message
+                    print(f"attnix: {self.why}; requests get 503 until there is one", file=sys.stderr, flush=True)
             finally:
                 self._client = None
                 client.close()

@@ -15,7 +15,7 @@ from attnix.syscalls.records import unpack_ids
 from attnix.syscalls.types import PagemapResult, ReadResult
 
 from ..errors import CommandError
-from ..output import FromOption, JsonOption, SocketOption, console, look_at, print_json, show
+from ..output import FromOption, JsonOption, SocketOption, cid_number, console, look_at, print_json, show
 from .blocks import Block, blocks_of
 
 RESIDENT, DEMOTED, ABSENT = "resident", "demoted", "absent"
@@ -37,7 +37,9 @@ class Part(NamedTuple):
 
 
 def cat(
-    cid: Annotated[int, typer.Argument(metavar="CTX", help="The context's cid, as `attnix lsctx` shows it.", min=1)],
+    cid: Annotated[
+        int, typer.Argument(metavar="CTX", help="The context's cid, as `attnix lsctx` shows it.", parser=cid_number)
+    ],
     tokens: Annotated[bool, typer.Option("--tokens", help="Token ids instead of text, a line per block.")] = False,
     as_json: JsonOption = False,
     socket: SocketOption = "",

@@ -8,11 +8,13 @@ import typer
 
 from attnix.syscalls.types import DecisionRow
 
-from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show
+from ..output import FromOption, JsonOption, SocketOption, cid_number, look_at, print_json, show
 
 
 def explain(
-    cid: Annotated[int, typer.Argument(metavar="[CTX]", help="A context's cid, as `attnix ps -c` shows it.")] = 0,
+    cid: Annotated[
+        int, typer.Argument(metavar="[CTX]", help="A context's cid, as `attnix ps -c` shows it.", parser=cid_number)
+    ] = 0,
     block: Annotated[int, typer.Option("--block", "-b", help="Only decisions that touched this block.")] = -1,
     as_json: JsonOption = False,
     socket: SocketOption = "",

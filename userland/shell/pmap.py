@@ -12,7 +12,7 @@ from attnix.syscalls.exceptions import AccessDenied, NotFound
 from attnix.syscalls.types import PagemapResult, ProcessRow, TierRow
 
 from ..framemap import Mapped, draw, frame_map, legend
-from ..output import FromOption, JsonOption, SocketOption, System, console, look_at, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, System, cid_number, console, look_at, print_json, show, table
 from ..units import age, count, size
 from .blocks import FULL, INDEXED, VALID, WIRED, Run, blocks_of, frames_text, runs, span_text
 
@@ -23,7 +23,9 @@ _WIDEST: Final = 96
 
 
 def pmap(
-    cid: Annotated[int, typer.Argument(metavar="[CTX]", help="The context's cid, as `attnix ps -c` shows it.")] = 0,
+    cid: Annotated[
+        int, typer.Argument(metavar="[CTX]", help="The context's cid, as `attnix ps -c` shows it.", parser=cid_number)
+    ] = 0,
     every: Annotated[bool, typer.Option("--all", "-a", help="A line per block: fold no runs.")] = False,
     as_json: JsonOption = False,
     socket: SocketOption = "",

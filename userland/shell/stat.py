@@ -8,12 +8,14 @@ import typer
 
 from attnix.syscalls.types import ContextRow, Usage
 
-from ..output import FromOption, JsonOption, SocketOption, look_at, print_json, show, table
+from ..output import FromOption, JsonOption, SocketOption, cid_number, look_at, print_json, show, table
 from ..units import count, duration, size
 
 
 def stat(
-    cid: Annotated[int, typer.Argument(metavar="CTX", help="The context's cid, as `attnix ps -c` shows it.")],
+    cid: Annotated[
+        int, typer.Argument(metavar="CTX", help="The context's cid, as `attnix ps -c` shows it.", parser=cid_number)
+    ],
     as_json: JsonOption = False,
     socket: SocketOption = "",
     source: FromOption = "",

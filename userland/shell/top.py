@@ -107,8 +107,9 @@ def hit_rates(
 def summary(seen: Seen) -> list[str]:
     """The lines above the table."""
     rates, counters = seen.rates, seen.sample.counters
+    processes, contexts = len(seen.processes), sum(len(row.contexts) for row in seen.processes)
     lines = [
-        f"{len(seen.processes)} processes, {sum(len(row.contexts) for row in seen.processes)} contexts, "
+        f"{processes} process{'es' * (processes != 1)}, {contexts} context{'s' * (contexts != 1)}, "
         f"{counters.get('contexts_with_work', 0)} with work, {counters.get('contexts_in_tool_wait', 0)} wait for tools"
     ]
     if rates is not None:

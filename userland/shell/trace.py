@@ -33,7 +33,8 @@ def trace(
 ) -> None:
     """Write system calls, states of processes, rates and the kernel's decisions as a trace for ui.perfetto.dev or chrome://tracing.
 
-    Yours, and as root everybody's.  Arguments and results are in it, long ones cut short.
+    Yours, and as root everybody's.  Arguments and results are in it, long ones cut short.  A program that begins meanwhile is
+    noticed within a quarter of a second: the first calls of it, or all of a shorter one, are missing.
     """
     if not out.exists() or out.is_file() or out.is_dir():  # a pipe takes it once, when it is written
         try:
@@ -60,7 +61,11 @@ def trace(
     if as_json:
         print_json(said)
     else:
-        show(f"{out}: {count(len(traced.calls))} calls of {len(traced.names)} processes, {size(out.stat().st_size)}")
+        calls, processes = len(traced.calls), len(traced.names)
+        show(
+            f"{out}: {count(calls)} call{'s' * (calls != 1)} of {processes} process{'es' * (processes != 1)}, "
+            f"{size(out.stat().st_size)}"
+        )
 
 
 @contextlib.contextmanager
