@@ -225,9 +225,8 @@ class Arrival(Errand):
         if context is None:
             return MovedResult(0, 0, 0)
         where = m.core.residency(context.slot)
-        moved = -(
-            -(sum(context.tier_hits.values()) - self.loaded_before) // m.config.block_tokens
-        )  # a tail is one, too
+        loaded = sum(context.tier_hits.values()) - self.loaded_before
+        moved = -(-loaded // m.config.block_tokens)  # a tail is one, too
         return MovedResult(moved, where.count(context.device), where.count(NO_COPY))
 
     def stop(self, m: Machine) -> None:
