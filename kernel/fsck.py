@@ -262,7 +262,8 @@ def _contexts(m: Machine) -> list[str]:
         problems += scheduler.idle.problems()
         device = scheduler.device
         state = m.devices[device]
-        waits = m.movers.moving()  # a transfer is to end, and the scheduler looks again then
+        # A transfer is to end, or a timer to fire, and the scheduler looks again then.
+        waits = m.movers.moving() or m.lifetimes.settles(device)
         if state.up and state.flight is None and (scheduler.queue or scheduler.decoding) and not waits:
             problems.append(
                 f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever"
