@@ -130,10 +130,15 @@ class Lifetimes:
 
     def turn_ended(self, context: Context) -> None:
         """A generation of it is over.  Where clients of its user say when they wait for a tool, nobody takes its frames before
-        this one can have done so."""
+        this one can have done so; unless they would be loaded again, which takes so little that others had better run (measured:
+        docs/agents.md)."""
         m = self._m
         context.rested_ns = m.now_ns
-        if m.sysctl.grace_ms and not context.dying and len(self.tools_of(context)):
+        if not m.sysctl.grace_ms or context.dying or not len(self.tools_of(context)):
+            return
+        row = m.core.slot_row(context.slot)
+        _, back_ns = self._moving_ns(context, row.entries)
+        if not 0 <= back_ns <= self._computing_ns(context, row.entries):
             m.schedulers[context.device].idle.settle(context, m.now_ns + m.sysctl.grace_ms * MS)
 
     def settling(self, device: int) -> bool:
