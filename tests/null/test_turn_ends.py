@@ -1,6 +1,6 @@
 """Between the end of a turn and `wait_tool`: nobody takes a context's frames before its client can have said that it waits.
 
-12 frames of 4 tokens and no tier below.  A has 16 tokens (4 frames), C 4 and decodes 8 more (3), and B comes with 28 (7): they are
+12 frames of 4 tokens, and no tier below unless it says so.  A has 16 tokens (4 frames), C 4 and decodes 8 more (3), and B comes with 28 (7): they are
 there only when A has lost its own.
 """
 
@@ -16,12 +16,12 @@ from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 GRACE_MS = 100
 
 
-def system(policy: str = "ttl", grace_ms: int = GRACE_MS) -> SimulatedSystem:
+def system(grace_ms: int = GRACE_MS, dram: int = 0) -> SimulatedSystem:
     settings: dict[str, int | str] = {
-        "sched.watermark_permille": 0, "sched.growth_permille": 0, "evict.policy": "lru", "wait.policy": policy,
+        "sched.watermark_permille": 0, "sched.growth_permille": 0, "evict.policy": "lru", "wait.policy": "ttl",
         "wait.ttl_ms": 60_000, "wait.grace_ms": grace_ms,
     }  # fmt: skip
-    return SimulatedSystem(core=Core, frames=12, block_tokens=4, window_tokens=48, sysctl=settings)
+    return SimulatedSystem(core=Core, frames=12, dram=dram, block_tokens=4, window_tokens=48, sysctl=settings)
 
 
 def prompt(k: int, tokens: int) -> list[int]:
@@ -107,6 +107,22 @@ def test_clients_that_never_wait_keep_nobody_waiting() -> None:
     a, _, wanted = queued_behind(client, runs=False)
     made.run()
     assert wanted in client.replies and frames_of(client, a) == 0
+
+
+@pytest.mark.parametrize("compute_ms, stays", [(1.0, False), (0.25, True)])
+def test_what_is_loaded_sooner_than_computed_does_not_stay(compute_ms: float, stays: bool) -> None:
+    """A's four frames come back from dram in 8 ms and take 16 or 4 ms to compute."""
+    made = system(dram=40)
+    client = made.connect()
+    machine = made.kernel.machine
+    for verb, ms in (("read", 1), ("write", 2)):
+        machine.costs.link(0, verb).bytes_s = machine.costs.frame_bytes * 1000 / ms
+    for n, c in ((4, 0), (8, 16), (16, 32), (32, 0), (2, 50)) * 100:
+        machine.costs.prefill[0].seen(n, n * (c + n / 2), int(compute_ms * MS * n))
+    waits_once(client)
+    a, _, _ = queued_behind(client, runs=False)
+    made.run()
+    assert (frames_of(client, a) > 0) is stays
 
 
 def test_nobody_who_runs_is_preempted_for_it() -> None:
