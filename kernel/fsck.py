@@ -262,8 +262,8 @@ def _contexts(m: Machine) -> list[str]:
         problems += scheduler.idle.problems()
         device = scheduler.device
         state = m.devices[device]
-        # A transfer is to end, or there are more requests to come: the scheduler looks again then.
-        waits = m.movers.moving() or m.plugged
+        # A transfer is to end, a timer to fire, or there are more requests to come: the scheduler looks again then.
+        waits = m.movers.moving() or m.lifetimes.settles(device) or m.plugged
         if state.up and state.flight is None and (scheduler.queue or scheduler.decoding) and not waits:
             problems.append(
                 f"device {device} is idle but {len(scheduler.queue)} contexts are queued: they would wait for ever"

@@ -88,6 +88,7 @@ class Lifetimes:
         self._keeps: Alarms[tuple[Wait, int]] = Alarms(
             machine.set_timer, lambda keep: not keep[0].over and keep[0].keep_until_ns == keep[1]
         )
+        self._settled_ns = 0  # timer for admissions that wait until clients have had the time to say something
         self._journal = False
         self._queued_ns: deque[int] = deque(maxlen=_QUEUED)  # follow-ups of contexts that had lost their frames
         self._pauses = Sample(1024)  # between turns of contexts that wait for no tool
@@ -124,6 +125,35 @@ class Lifetimes:
             records = self.tools.unwritten()
             if records:
                 self._m.emit(Journal(records))
+
+    # -- between a turn and a wait --------------------------------------------------------------------------------
+
+    def turn_ended(self, context: Context) -> None:
+        """A generation of it is over.  Where clients of its user say when they wait for a tool, nobody takes its frames before
+        this one can have done so; unless they would be loaded again, which takes so little that others had better run (measured:
+        docs/agents.md)."""
+        m = self._m
+        context.rested_ns = m.now_ns
+        if not m.sysctl.grace_ms or context.dying or not len(self.tools_of(context)):
+            return
+        row = m.core.slot_row(context.slot)
+        _, back_ns = self._moving_ns(context, row.entries)
+        if not 0 <= back_ns <= self._computing_ns(context, row.entries):
+            m.schedulers[context.device].idle.settle(context, m.now_ns + m.sysctl.grace_ms * MS)
+
+    def settling(self, device: int) -> bool:
+        """Frames of `device` may not be taken by force yet, since turns have just ended.  There is a timer then."""
+        m = self._m
+        at_ns = m.schedulers[device].idle.settled_ns()
+        if at_ns and not self.settles(device):
+            self._settled_ns = at_ns
+            m.set_timer(at_ns)
+        return at_ns > 0
+
+    def settles(self, device: int) -> bool:
+        """A timer is set for that."""
+        m = self._m
+        return m.now_ns < self._settled_ns <= m.schedulers[device].idle.settled_ns()
 
     # -- beginning and ending -------------------------------------------------------------------------------------
 

@@ -378,7 +378,7 @@ class Machine:
             self.names.ended(context, job, result)
             if not in_flight and not context.dying:
                 self.tiers.turn_ended(context, _KIND.get(reason, KIND_CLOSED))
-            context.rested_ns = self.now_ns
+            self.lifetimes.turn_ended(context)
             self.reply(job.conn, job.request, 0, result)
         elif job.kind is not JobKind.PREFILL:
             self.reply(job.conn, job.request, E.ECANCELED, {"message": f"the context was {reason}"})

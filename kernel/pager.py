@@ -117,7 +117,9 @@ class Pager:
                 return False
             if self.make_room(short, own, context.wait):
                 continue
-            forced = not (self.waits or active or context.wait is not None)
+            forced = not (
+                self.waits or active or context.wait is not None or self._m.lifetimes.settling(self._device.index)
+            )
             if forced and self._make_room_by_force(context, short):
                 continue
             self.full = not self.waits

@@ -4,6 +4,8 @@ Least recently used first, unless the wait policy ranks them (Lifetimes.ranks): 
 some that are due last, the one whose frames are worth least is first: what it takes to bring a frame back, divided by the
 time until somebody wants it.  A context that waits for a tool and is within its keep time is not in this order at all; it
 comes when nothing else is left.  One whose keep time is over, or that was to be demoted or dropped at once, is the next.
+Nor is one whose turn has just ended: its client has to have the time to say that it waits for a tool.  Where a queue stands
+every frame is wanted by somebody, so without that all would be gone before any keep could begin.
 
 Looking costs a bounded number of candidates, however many rest.
 """
@@ -30,15 +32,17 @@ class Resting:
         self._order: OrderedDict[int, Context] = OrderedDict()  # by cid, least recently used first
         self._kept: OrderedDict[int, Context] = OrderedDict()  # within their keep time
         self._ends: list[tuple[int, int, Wait]] = []  # heap: when keep times end
+        self._fresh: OrderedDict[int, tuple[Context, int]] = OrderedDict()  # their turn has just ended; until when
         self._number = 0  # of heap entries, so that no two compare equal
         self._late: list[tuple[int, int, Wait]] = []  # heap: (-due_ns, ...) of those in _order that are due some time
 
     def __len__(self) -> int:
-        return len(self._order) + len(self._kept)
+        return len(self._order) + len(self._kept) + len(self._fresh)
 
     def __contains__(self, context: object) -> bool:
         cid = getattr(context, "cid", 0)
-        return self._order.get(cid) is context or self._kept.get(cid) is context
+        held = (self._order.get(cid), self._kept.get(cid), self._fresh.get(cid, (None,))[0])
+        return any(found is context for found in held)
 
     def add(self, context: Context) -> None:
         """It was used until now, or what is known of its return has changed."""
@@ -62,6 +66,16 @@ class Resting:
     def remove(self, context: Context) -> None:
         self._order.pop(context.cid, None)
         self._kept.pop(context.cid, None)
+        self._fresh.pop(context.cid, None)
+
+    def settle(self, context: Context, until_ns: int) -> None:
+        """Its turn has just ended.  until_ns: no earlier than that of the one before."""
+        self.remove(context)
+        self._fresh[context.cid] = (context, until_ns)
+
+    def settled_ns(self) -> int:
+        """When the next of those whose turn has just ended has had its time; 0: there are none."""
+        return next((until_ns for _, until_ns in self._fresh.values() if until_ns > self._m.now_ns), 0)
 
     def _file(self, context: Context) -> None:
         self._order[context.cid] = context
@@ -78,7 +92,14 @@ class Resting:
         return not wait.over and -entry[0] == wait.due_ns and wait.context.cid in self._order
 
     def _expire(self) -> None:
-        """Keep times that are over: their contexts have rested for longer than most, and are the next to go."""
+        """Those whose turn has ended, when their time is over.  And keep times that are over: their contexts have rested for
+        longer than most, and are the next to go."""
+        while self._fresh:
+            context, until_ns = next(iter(self._fresh.values()))
+            if until_ns > self._m.now_ns:
+                break
+            del self._fresh[context.cid]
+            self._file(context)
         while self._ends and self._ends[0][0] <= self._m.now_ns:
             _, _, wait = heapq.heappop(self._ends)
             context = wait.context
@@ -106,7 +127,7 @@ class Resting:
                     yield context
 
     def kept(self) -> Iterator[Context]:
-        """Those within their keep time, when nothing else is left."""
+        """Those within their keep time, when nothing else is left, and then those whose turn has just ended."""
         self._expire()
         seen: set[int] = set()
         while fresh := list(islice((c for c in self._kept.values() if c.cid not in seen), CANDIDATES)):
@@ -115,6 +136,9 @@ class Resting:
             for context in fresh:
                 if context in self and not self._empty(context):
                     yield context
+        for context, _ in list(self._fresh.values()):
+            if context in self and not self._empty(context):
+                yield context
 
     def _empty(self, context: Context) -> bool:
         """Nothing can be taken from it until it has run again: it is left out until then."""
@@ -148,6 +172,9 @@ class Resting:
             wait = context.wait
             if wait is None or (wait.keep_until_ns, wait.number) not in ends:
                 found.append(f"context {context.cid} is kept and nothing ends that")
+        for context, _ in self._fresh.values():
+            if context.wait is not None:
+                found.append(f"context {context.cid} waits for a tool and is taken for one that may be about to")
         for context in self._order.values():
             wait = context.wait
             if wait is not None and wait.due_ns and (wait.due_ns, wait.number) not in late:

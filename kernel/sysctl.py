@@ -65,7 +65,12 @@ _BOUNDS: dict[str, tuple[int, int, str]] = {
     "wait.ttl_ms": (
         0,
         86_400_000,
-        "for how long the frames of a context that waits for a tool are kept first (wait.policy=cost), or at all (ttl)",
+        "for how long at least the frames of a context that waits for a tool are kept (wait.policy=cost; 0: not first), or at all (ttl)",
+    ),
+    "wait.grace_ms": (
+        0,
+        60_000,
+        "for how long after a turn no admission takes its frames, so that its client can say that it waits for a tool",
     ),
     "pin.share_permille": (0, 1000, "share of a device's frames that pinned contexts may hold"),
     "pin.max_ms": (1, 86_400_000, "longest time a context stays pinned"),
@@ -112,6 +117,7 @@ class Sysctl:
     share_permille: int = 500
     max_ms: int = 600_000
     ttl_ms: int = 2000
+    grace_ms: int = 100
     wait: str = wait_registry.DEFAULT
     policy: str = registry.DEFAULT
     policy_hbm: str = ""

@@ -5,13 +5,14 @@
     demote its frames while they are copied out and back: nobody can use them meanwhile
     drop   its frames, and those of everybody who runs, while it is computed again
 
-What a tool's past says of its next call is little: a keep time worked out from it alone was longer or shorter than it should
-be more often than not.  So whatever the wastes say, a context keeps its frames for wait.ttl_ms first; most calls are back by
-then, and two seconds are little beside jobs of minutes.
+What a tool's past says of its next call is little.  So whatever the wastes say, a context keeps its frames first for as long as
+it would take to have them back, and for wait.ttl_ms at least: whoever holds them until they have cost what letting go of them
+costs has never wasted more than twice what one who knew the answer's time would have (ski rental; Karlin, Manasse, Rudolph
+and Sleator, "Competitive snoopy caching", Algorithmica 3, 1988).
 
-The context of a caller who has said when it will be back, and is believed, is kept until then when that is sooner, with some
-slack.  One that is due later stays in line by its due time: the line knows better than a fixed time who goes first, and a keep would
-hold frames beside others that are due sooner (docs/agents.md has the numbers).
+The context of a caller who has said when it will be back, and is believed, is kept until then, with some slack, when that is
+within the same time.  One that is due later stays in line by its due time: the line knows better than a fixed time who goes
+first (docs/agents.md has the numbers).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Cost:
         swap = frames * (outlook.out_ns + max(0.0, outlook.back_ns)) if outlook.out_ns >= 0 else float("inf")
         drop = (frames + outlook.others) * outlook.compute_ns if outlook.compute_ns >= 0 else float("inf")
         other, least = ("demote", swap) if swap <= drop else ("drop", drop)
-        first = outlook.fixed_ns
+        first = max(outlook.fixed_ns, int(outlook.rebuild_ns)) if outlook.fixed_ns else 0
         if outlook.by_eta:
             first = int(outlook.expected_ns * SLACK) if outlook.expected_ns <= first else 0
         if least == float("inf"):

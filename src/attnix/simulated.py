@@ -116,7 +116,8 @@ class SimulatedSystem:
             max_contexts=max_contexts,
             stop_tokens=stop_tokens,
             owner_uid=1000,
-            sysctl=sysctl or {},
+            # Time stands still while a client waits here: who wants time to be waited for says so.
+            sysctl={"wait.grace_ms": 0, **(sysctl or {})},
         )
         layout = config.layout
         rows = [memoryview(bytearray(layout.total_bytes)) for _ in range(devices)]

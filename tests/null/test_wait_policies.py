@@ -95,13 +95,17 @@ def test_the_least_waste_by_hand() -> None:
 
 
 def test_every_wait_is_kept_for_wait_ttl_ms_first() -> None:
-    """Whatever the wastes say comes after that; a keep that is worth more than that is longer."""
+    """Whatever the wastes say comes after that; where its frames take longer to have again than that, for as long as they do."""
     cost = Cost()
     assert cost.decide(outlook())[:2] == ("demote", 2 * S)
     assert cost.decide(outlook(others=0, compute_ns=10.0 * MS))[:2] == ("drop", 2 * S)
     assert cost.decide(outlook(distribution=[10.0 * MS]))[:2] == ("keep", 2 * S)
     long = outlook(distribution=[3.0 * S], out_ns=-1.0, back_ns=-1.0, compute_ns=5.0 * S)
-    assert cost.decide(long)[:2] == ("keep", 3 * S), "300,000 against 2,500,000 frame-ms"
+    assert cost.decide(long)[:2] == ("keep", 5 * S), "300,000 against 2,500,000 frame-ms"
+    assert cost.decide(long._replace(distribution=[60.0 * S]))[:2] == ("drop", 5 * S), (
+        "6,000,000 frame-ms, but who knows"
+    )
+    assert cost.decide(long._replace(fixed_ns=0))[:2] == ("keep", 3 * S), "nothing first"
 
 
 def test_what_is_held_when_the_answer_may_be_late() -> None:
@@ -174,3 +178,6 @@ def test_who_says_when_the_answer_comes_is_kept_until_then_or_stays_in_line() ->
     assert Cost().decide(soon._replace(by_eta=True))[:2] == ("keep", 12 * MS)
     later = outlook(distribution=[3.0 * S], expected_ns=3 * S, by_eta=True)
     assert Cost().decide(later).keep_ns == 0
+    dear = later._replace(out_ns=-1.0, back_ns=-1.0, compute_ns=5.0 * S)
+    assert Cost().decide(dear).keep_ns == 3.6 * S, "sooner than its frames would be computed again"
+    assert Cost().decide(dear._replace(compute_ns=2.9 * S)).keep_ns == 0
