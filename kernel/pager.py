@@ -117,6 +117,8 @@ class Pager:
                 return False
             if self.make_room(short, own, context.wait):
                 continue
+            if not self.waits and context.wait is None and self._break_foreign_keeps(context.process.uid, short, own):
+                continue
             forced = not (
                 self.waits or active or context.wait is not None or self._m.lifetimes.settling(self._device.index)
             )
@@ -342,6 +344,25 @@ class Pager:
         found = self._drop_some(kept, shortage_frames, "kept", only)
         if found:
             self._m.count("keeps_broken")
+        return found
+
+    def _break_foreign_keeps(self, uid: int, shortage_frames: int, own: int) -> bool:
+        """Of other users' keeps, those that have lasted for wait.ttl_ms: what is kept for longer, because it would take long to
+        have back, holds up nobody but its own user.  Of other groups' any, where `own` has less than it is guaranteed."""
+        m = self._m
+        promised = m.groups.entitled(own, self._device.index)
+        if len(m.uids) == 1 and not promised:
+            return False
+        since_ns = m.now_ns - m.sysctl.ttl_ms * 1_000_000
+
+        def may_go(c: Context) -> bool:
+            if promised and not c.process.group.within(own):
+                return True
+            return c.process.uid != uid and c.wait is not None and c.wait.begun_ns <= since_ns
+
+        found = self._drop_some(filter(may_go, self._fair(self._sched.idle.kept(), own)), shortage_frames, "kept")
+        if found:
+            m.count("keeps_broken")
         return found
 
     def _fair(self, victims: Iterable[Context], requester: int) -> Iterator[Context]:

@@ -49,6 +49,7 @@ MOVES: tuple[tuple[Any, ...], ...] = (
 KNOBS: dict[str, list[int | str]] = {
     "sched.policy": list(orders.names()),
     "wait.policy": list(WAIT_POLICIES),
+    "wait.grace_ms": [0, 2, 100],
     "evict.policy": list(evictions.names()),
     "tier.write": ["back", "through", "selective"],
     "sched.tpot_ms": [0, 1],

@@ -303,6 +303,51 @@ def test_a_guaranteed_context_is_not_preempted_for_others(system: SimulatedSyste
     assert got == reference_tokens(list(range(100, 108)), 30)[: len(got)]
 
 
+@pytest.mark.parametrize("soft", [0, 6])
+@pytest.mark.parametrize("says", ["that it waits", "nothing yet"])
+def test_what_a_group_is_guaranteed_waits_for_no_keep_of_another(system: SimulatedSystem, says: str, soft: int) -> None:
+    """Of 12 frames 8 are of a context whose tool is at work, or whose turn has just ended, and 1 of one that decodes."""
+    one, other = system.connect(1000), system.connect(1001)
+    limit(one, "uid:1001", "hbm", soft=soft)
+    one.call("sysctl", "wait.policy", "ttl")
+    one.call("sysctl", "wait.grace_ms", 60_000)
+    said = context(one, 1)
+    one.call("wait_tool", said, "grep")  # its clients say when they wait
+    one.call("release", said)
+    kept, decodes = context(one, 31), context(one, 2, 100)
+    one.post("generate", decodes, 40)
+    one.call("generate", kept, 1)
+    if says == "that it waits":
+        one.call("wait_tool", kept, "grep")
+    assert used(system, "uid:1000") == 8 + 1
+    asked = other.call("alloc_context").ctx
+    other.post("append", asked, ints(range(50, 70)))
+    for _ in range(2):
+        system.tick()
+    assert used(system, "uid:1001") == (5 if soft else 0), "at once; who is promised nothing waits for what runs"
+
+
+def test_a_long_keep_holds_up_its_own_user_only(system: SimulatedSystem) -> None:
+    """It would take 8 s to compute 31 tokens again, so they are kept for so long; another user waits for `wait.ttl_ms` of it."""
+    one, other = system.connect(1000), system.connect(1001)
+    one.call("sysctl", "wait.policy", "cost")
+    one.call("sysctl", "wait.ttl_ms", 100)
+    for n, c in ((4, 0), (8, 16), (16, 32), (32, 0), (2, 50)) * 100:
+        system.kernel.machine.costs.prefill[0].seen(n, n * (c + n / 2), SECOND // 4 * n)
+    kept, decodes, mine = context(one, 31), context(one, 2, 100), one.call("alloc_context").ctx
+    one.post("generate", decodes, 40)
+    one.call("wait_tool", kept, "grep")
+    theirs = other.call("alloc_context").ctx
+    other.post("append", theirs, ints(range(50, 70)))
+    one.post("append", mine, ints(range(150, 170)))
+    system.tick()
+    assert used(system, "uid:1001") == 0
+    system.advance(SECOND // 10)
+    system.tick()
+    assert used(system, "uid:1001") == 5
+    assert used(system, "uid:1000") < 8 + 1
+
+
 def test_a_job_that_only_guaranteed_frames_could_hold_is_refused(system: SimulatedSystem) -> None:
     client, other, owner = system.connect(1001), system.connect(1002), system.connect(1000)
     limit(owner, "uid:1001", "hbm", soft=8)
