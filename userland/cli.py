@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -109,6 +110,9 @@ app.add_typer(bench, name="bench")
 app.add_typer(study, name="study")
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # where standard output goes to
+
+
 @cache
 def command() -> Any:
     """What typer makes of all this, once: it takes a tenth of a second, and the shell runs many commands."""
@@ -117,13 +121,19 @@ def command() -> Any:
 
 def main() -> None:
     """Entry point of the console script."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started us: nothing is read, and nobody reads
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for as long as the process lives
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
     """One command.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
-        command()(list(words), prog_name="attnix")
+        try:
+            command()(list(words), prog_name="attnix")
+        finally:
+            sys.stdout.flush()  # what cannot be written is to be said here, not when Python ends
     except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except CommandError as error:
@@ -133,10 +143,21 @@ def run(words: Sequence[str]) -> int:
         say_error(error, "--json" in words)
         return 1
     except BrokenPipeError:  # the reader went away, as `head` does
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
+        return 1
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _write_no_more()
+        say_error(CommandError(f"the output cannot be written: {error.strerror}"), False)
         return 1
     return 0
+
+
+def _write_no_more() -> None:
+    """Python tries once more to write what is left when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -350,3 +350,13 @@ def test_chat_says_which_command_it_does_not_have(serve: Serve, attnix: Attnix) 
     said = attnix("chat", stdin="/nosuch thing\n/help\n")
     assert "> no command /nosuch: /new starts over" in said.out
     assert "> /new starts over" in said.out
+
+
+def test_output_that_goes_nowhere_is_no_traceback() -> None:
+    """A disk that is full is said in a line; who closed our output wants none."""
+    command = [*COMMAND, "uname", "--from", str(Path(__file__).parents[1] / "golden" / "dumps" / "agents.json")]
+    with open("/dev/full", "w") as full:
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (said.returncode, said.stderr) == (1, "attnix: the output cannot be written: No space left on device\n")
+    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
