@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 
+from attnix.kernel.errors import E
 from attnix.kernel.params import MAX_MESSAGE_BYTES
 
 from .abi import BY_NAME, NOTIFICATIONS, Record
@@ -48,9 +49,20 @@ class Session:
         self._pack = msgpack.Packer(use_bin_type=True).pack
 
     def request(self, name: str, args: Record) -> tuple[int, bytes]:
-        """The id and the bytes of a request.  Error: TooBig when the message would pass the limit."""
+        """The id and the bytes of a request.
+
+        Error: TooBig when the message would pass the limit, InvalidArgument for text or a number that cannot travel.
+        """
         self._last_request += 1
-        body: bytes = self._pack([self._last_request, BY_NAME[name].number, trimmed(args)])
+        try:
+            body: bytes = self._pack([self._last_request, BY_NAME[name].number, trimmed(args)])
+        except UnicodeEncodeError as error:  # of a file or an argument in another encoding, or half of a JSON escape
+            message = (
+                f"{error.object[error.start]!r} at position {error.start} of a text is no character: text is UTF-8"
+            )
+            raise syscall_error(E.EINVAL, {"message": message, "position": error.start}, name) from None
+        except OverflowError:
+            raise syscall_error(E.EINVAL, {"message": "a number has more than 64 bits"}, name) from None
         if len(body) > MAX_MESSAGE_BYTES:
             message = f"the message would be {len(body)} bytes; at most {MAX_MESSAGE_BYTES} can be sent"
             raise TooBig(7, {"message": message, "bytes": len(body), "limit": MAX_MESSAGE_BYTES}, name)

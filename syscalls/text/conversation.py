@@ -13,11 +13,10 @@ import json
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from itertools import count
 from typing import Any, Final, NamedTuple
 
 from .template import TemplateError
-from .tokenizer import TextModel
+from .tokenizer import SHIELD, TextModel, free_mark
 
 # Letters and digits only: templates strip white space and look for markup.  Nobody can write it who has not seen it.
 _SECRET: Final = secrets.token_hex(8)
@@ -49,7 +48,7 @@ def pieces(
     if found != sorted(held):
         raise TemplateError("this model's chat template does not show each reply once")
     parts = _MARK.split(text)[::2]
-    return [Piece(part, tuple((k, v) for k, v in hidden.items() if k in part)) for part in parts]
+    return [Piece(part, tuple((k, hidden[k]) for k in SHIELD.findall(part) if k in hidden)) for part in parts]
 
 
 def piece_tokens(model: TextModel, piece: Piece, continues: bool) -> list[int]:
@@ -66,7 +65,7 @@ def _shield(model: TextModel, value: dict[str, Any]) -> tuple[dict[str, Any], di
     everything = json.dumps(value, ensure_ascii=False, default=str)
     if not model.markup.search(everything):
         return value, {}
-    mark = next(mark for mark in (f"\ue000{number}:" for number in count()) if mark not in everything)
+    mark = free_mark(everything)
     hidden: dict[str, str] = {}
 
     def hide(match: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ The daemon's text process owns a `TextModel`; the kernel sees token ids only.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -17,10 +18,16 @@ from tokenizers import Tokenizer
 from .detokenize import TextStream, TokenTable
 from .template import ChatMessage, ChatTemplate, TemplateError, awaits_reply
 
+# One text at a time: threads would gain nothing, and a pool of them makes the package warn at every fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 TAIL_TOKENS: Final = 64  # `append_messages` looks at so many of a context's last tokens
 
 _QUESTION: Final = ChatMessage("user", "question")
 _ANSWER: Final = ChatMessage("assistant", "answer")
+# Stands for markup in a message's content.  No shield can begin inside another: all are found in one walk over a text.
+SHIELD: Final = re.compile("\ue000[0-9]+:[0-9]+\ue001")
+_MARK: Final = re.compile("\ue000([0-9]+):")
 _ANCHORS: Final = ("\0", "\n")  # the first is a byte token, which joins with nothing, where there are byte tokens
 
 
@@ -89,7 +96,8 @@ class TextModel:
         if not text:
             return []
         self._tokenizer.encode_special_tokens = not allow_special
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one: `encode` keeps the interpreter's lock, and a text of megabytes would hold up every other thread.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def encode_text(self, text: str, context_tokens: int) -> list[int]:
@@ -190,7 +198,7 @@ class TextModel:
         contents = "".join(message.content for message in messages)
         if not self.markup.search(contents):
             return list(messages), {}
-        mark = next(mark for mark in map(_shield_mark, count()) if mark not in contents)
+        mark = free_mark(contents)
         hidden: dict[str, str] = {}
 
         def hide(match: re.Match[str]) -> str:
@@ -208,8 +216,7 @@ class TextModel:
         at = 0
         for match in [*self.markup.finditer(text), None]:
             plain = text[at : match.start() if match else len(text)]
-            for shield, original in hidden.items():
-                plain = plain.replace(shield, original)
+            plain = SHIELD.sub(lambda shield: hidden.get(shield.group(), shield.group()), plain)
             ids += self.encode(plain, continues=continues and not ids)
             if match:
                 ids += self.encode(match.group(), allow_special=True)
@@ -217,6 +224,7 @@ class TextModel:
         return ids
 
 
-def _shield_mark(number: int) -> str:
-    """Private-use characters stand for markup that a message's content contains."""
-    return f"\ue000{number}:"
+def free_mark(contents: str) -> str:
+    """What begins every shield of these contents: private-use characters that are not in them."""
+    taken = set(_MARK.findall(contents))
+    return next(f"\ue000{number}:" for number in count() if str(number) not in taken)

@@ -107,6 +107,24 @@ def test_cache_control_pins_a_beginning(gateway: Gateway, ttl: str) -> None:
         assert client.explain(0, row.cid).rows[-1].what == "pin"
 
 
+def test_no_more_marks_than_at_anthropic(gateway: Gateway) -> None:
+    """Each is a rendering of its own: 20,000 of them held everybody's text up for hours, long after the request was over."""
+    served = gateway(script=says("yes"))
+    block = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    tool = {"name": "f", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}}
+
+    def ask(path: str, marks: int) -> Any:
+        messages = [{"role": "user", "content": [block] * marks}, {"role": "assistant", "content": "Well"}]
+        body = {"system": [block], "tools": [tool], "messages": messages, "max_tokens": 1}
+        return served.http.post(path, json=body)
+
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        assert ask(path, 2).status_code == 200
+        refused = ask(path, 3)
+        assert refused.status_code == 400
+        assert "4 blocks can" in refused.json()["error"]["message"] and "5 do" in refused.json()["error"]["message"]
+
+
 def test_tokens_are_counted_as_they_are_taken(gateway: Gateway) -> None:
     served = gateway(script=says("yes"))
     body = {

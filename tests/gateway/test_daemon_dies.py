@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from .conftest import Gateway
 from .rig import says, until
@@ -32,3 +35,41 @@ def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
     again = served.http.post("/v1/chat/completions", json=kept).json()
     follow = [*kept["messages"], again["choices"][0]["message"], {"role": "user", "content": "more"}]  # type: ignore[misc]
     assert served.http.post("/v1/chat/completions", json={**kept, "messages": follow}).status_code == 200
+
+
+def test_a_daemon_that_hangs_is_not_ready(gateway: Gateway) -> None:
+    """Probes, numbers and the dashboard say so within their time; when it goes on, so do they."""
+    served = gateway("--time-limit", "0.5", script=says("yes"))
+    hung = served.daemon.process.popen
+    hung.send_signal(signal.SIGSTOP)
+    try:
+        ready = served.http.get("/readyz")
+        assert ready.status_code == 503 and "did not answer within 0.5 s" in ready.json()["message"]
+        assert "attnix_daemon_connected 0.0" in served.http.get("/metrics").text
+        shown = served.http.get("/dashboard/state")
+        assert shown.status_code == 503 and shown.json()["error"]["code"] == "unavailable"
+        assert served.http.get("/healthz").status_code == 200
+        late = served.chat()
+        assert late.status_code == 408 and late.json()["error"]["code"] == "timeout"
+    finally:
+        hung.send_signal(signal.SIGCONT)
+    until(lambda: served.http.get("/readyz").status_code == 200, "an answer")
+    assert "attnix_daemon_connected 1.0" in served.http.get("/metrics").text
+
+
+def test_a_gateway_that_is_stopped_says_so(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    """To whoever still waits when it has waited long enough: in the API's words, and without a traceback in its log."""
+    served = gateway(script=says("x" * 3900, ends=False), pass_ms=5)
+    whole = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3900}
+    with ThreadPoolExecutor(1) as other:
+        refused = other.submit(served.http.post, "/v1/messages", json=whole)
+        body = {**whole, "stream": True}
+        with served.http.stream("POST", "/v1/chat/completions", json=body) as streamed:
+            until(lambda: served.daemon.contexts() == 2, "both requests")
+            served.process.popen.send_signal(signal.SIGTERM)
+            rest = streamed.read().decode()
+        answer = refused.result()
+    assert answer.status_code == 503 and answer.json()["error"]["type"] == "overloaded_error"
+    assert '"this gateway is being stopped"' in rest and "[DONE]" not in rest
+    served.process.stop()
+    assert "Traceback" not in capfd.readouterr().err

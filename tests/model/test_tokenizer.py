@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from attnix.syscalls.text import ChatMessage, TemplateError, TextModel, UnsupportedTokenizer, load_text
+from attnix.syscalls.text import (
+    ChatMessage,
+    TemplateError,
+    TextModel,
+    UnsupportedTokenizer,
+    load_text,
+    piece_tokens,
+    pieces,
+)
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, doesn't it? I'm sure we'll see 1234 of them in 2025.",
@@ -288,6 +298,68 @@ def test_a_message_cannot_speak_for_others(chatml: TextModel) -> None:
     opened = [*tokens, *chatml.encode("no")]
     delta = chatml.append_messages([attack], opened[-64:], len(opened))
     assert delta.count(2) == 2 and delta.count(1) == 2
+
+
+class _Asked(dict[str, str]):
+    """Counts how often somebody looks at one of its entries."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.looks += 1
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self.looks += len(self)
+        return super().items()
+
+
+def test_markup_in_contents_costs_no_more_than_its_length(chatml: TextModel) -> None:
+    """A message that is nothing but markup held up everybody's text for hours: each was looked for in the whole."""
+    hidden = _Asked({f"\ue0000:{number}\ue001": "<|im_end|>" for number in range(50)})
+    text = "<|im_start|>".join(hidden)
+    as_text = chatml.encode("<|im_end|>")
+    assert chatml.encode_rendered(text, hidden) == as_text + [1, *as_text] * 49
+    assert hidden.looks == 50, "once for each"
+
+
+@given(
+    contents=st.text(alphabet="\ue000\ue001:0123<|im_end|>", max_size=60)
+    | st.just("".join(f"\ue000{n}:" for n in range(20)))
+)
+def test_markup_beside_what_stands_for_it(chatml: TextModel, contents: str) -> None:
+    """Whatever a content holds, it reads back as it was, and ends no turn."""
+    message = ChatMessage("user", contents + "<|im_end|>\ue001")
+    shown = [{"role": "user", "content": message.content}]
+    (piece,) = pieces(chatml, shown, [])
+    for tokens in (chatml.append_messages([SYSTEM, message], [], 0), piece_tokens(chatml, piece, False)):
+        assert tokens.count(2) == 2
+        assert message.content in b"".join(chatml.token_bytes[token] for token in tokens).decode()
+
+
+def test_other_threads_run_beside_a_long_text(chatml: TextModel) -> None:
+    """With the interpreter's lock kept, a prompt of 8 MB stopped every stream of the gateway for six seconds."""
+    go, ran = threading.Event(), threading.Event()
+
+    def other() -> None:
+        go.wait()
+        ran.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # nobody is made to give the lock up: who runs meanwhile was let run
+    try:
+        go.set()
+        for size in (1 << 16, 1 << 18, 1 << 20, 1 << 22):
+            chatml.encode("The quick brown fox. " * (size // 21))
+            if ran.is_set():
+                break
+        has_run = ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert has_run
 
 
 def test_template_cannot_reach_out(tmp_path: Path) -> None:

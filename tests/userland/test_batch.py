@@ -107,23 +107,24 @@ def test_what_is_wrong_with_a_line_is_in_its_answer(serve: Serve, attnix: Attnix
         {"id": "kind", "prompt": "x", "temperature": "hot"},
         {"id": "refused", "prompt": "!refuse"},
         {"id": "top_p", "prompt": "x", "top_p": -1},
+        r'{"id": "half", "prompt": "\ud800"}',
         {"id": "last", "prompt": "b"},
     )
     said = attnix("batch", *map(str, files), "-n", "2", "--json")
     assert said.status == 0
-    assert (said.json["done"], said.json["errors"]) == (10, 8)
+    assert (said.json["done"], said.json["errors"]) == (11, 9)
     out = read(files[1])
     assert {name for name, line in out.items() if "text" in line} == {"good", "last"}
     assert out["good"]["text"] == answer("user:a;", 2)
     wrong = {2: "line 2 is not JSON", 3: "no JSON object", "both": "either a prompt or messages", "typo": "unknown: max_token;",
-             "kind": "temperature cannot be 'hot'", "refused": "refuses", "top_p": "top_p"}  # fmt: skip
+             "kind": "temperature cannot be 'hot'", "refused": "refuses", "top_p": "top_p", "half": "no character"}  # fmt: skip
     for name, words in wrong.items():
         assert words in out[name]["error"]["message"]
     assert {len("user:;") + 100, 64} <= set(out["big"]["error"]["detail"].values())
     assert out["big"]["error"]["errno"] == "E2BIG"
 
     again = attnix("batch", *map(str, files), "-n", "2", "--json")
-    assert (again.json["done"], again.json["skipped"]) == (0, 10), "an error is an answer too"
+    assert (again.json["done"], again.json["skipped"]) == (0, 11), "an error is an answer too"
     write(files[0], {"id": "good", "prompt": "a"}, {"id": "big", "prompt": "small"})
     retried = attnix("batch", *map(str, files), "-n", "2", "--json", "--retry-errors")
     assert (retried.json["done"], retried.json["skipped"], retried.json["errors"]) == (1, 1, 0)
@@ -380,3 +381,12 @@ def test_without_a_daemon_and_with_wrong_usage(nobody: str, attnix: Attnix, file
     assert (said.status, said.out, "attnix boot" in said.err) == (1, "", True)
     assert attnix("batch", str(files[0])).status == 2
     assert attnix("batch", *map(str, files), "-w", "0").status == 2
+
+
+@pytest.mark.parametrize("name", ["pipe", "null"])
+def test_what_is_no_file_is_no_output(attnix: Attnix, files: tuple[Path, Path], tmp_path: Path, name: str) -> None:
+    """It is read first, for what is there: a pipe has no end, and neither has /dev/zero."""
+    os.mkfifo(tmp_path / "pipe")
+    write(files[0], {"prompt": "a"})
+    said = attnix("batch", str(files[0]), str({"pipe": tmp_path / "pipe", "null": Path(os.devnull)}[name]))
+    assert said.status == 1 and "is no file" in said.err and "Traceback" not in said.err

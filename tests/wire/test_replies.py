@@ -11,6 +11,7 @@ import pytest
 from attnix.kernel import calls as c
 from attnix.kernel.errors import E
 from attnix.syscalls import ConnectionLost, abi, connect, exceptions
+from attnix.syscalls.session import Session
 
 pack: Any = msgpack.packb  # its stubs say that it may return None
 
@@ -221,3 +222,14 @@ def test_a_client_whose_daemon_dies(serve: Any) -> None:
     with pytest.raises(ConnectionLost):
         client.uname()
     assert subprocess.Popen.wait(served.process, 20) == -9
+
+
+@pytest.mark.parametrize(
+    "args", [c.AppendArgs(1, b"", "caf\udce9"), c.AppendArgs(1 << 64, b"", "x")], ids=["text", "number"]
+)
+def test_what_cannot_travel_is_an_errno(args: c.AppendArgs) -> None:
+    """Text of a file in another encoding, read as Python reads arguments, was a traceback of every command."""
+    session = Session()
+    with pytest.raises(exceptions.InvalidArgument, match=r"no character|64 bits"):
+        session.request("append", args)
+    assert session.request("append", c.AppendArgs(1, b"", "ok"))[0] == 2, "and the connection goes on"

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from attnix.syscalls.client import LONGEST_S
 from attnix.syscalls.paths import default_socket_path, too_long
 
 from ..output import CommandError, SocketOption
@@ -15,12 +16,18 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to serve on; others than this machine's need --keys.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one and says which.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and says which.")] = 8000,
     keys: Annotated[str, typer.Option(metavar="FILE", help="API keys, mode 0600 (docs/gateway.md).")] = "",
-    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Longest request body.")] = 8 * 2**20,
-    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="Longest request.")] = 600.0,
-    max_parked: Annotated[int, typer.Option(help="Conversations whose contexts are kept between requests.")] = 256,
-    parked: Annotated[float, typer.Option(metavar="SECONDS", help="For how long, without a request.")] = 600.0,
+    max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Longest request body.")] = 8 * 2**20,
+    time_limit: Annotated[
+        float, typer.Option(min=0.001, max=LONGEST_S, metavar="SECONDS", help="Longest request.")
+    ] = 600.0,
+    max_parked: Annotated[
+        int, typer.Option(min=0, help="Conversations whose contexts are kept between requests.")
+    ] = 256,
+    parked: Annotated[
+        float, typer.Option(min=0.0, max=LONGEST_S, metavar="SECONDS", help="For how long, without a request.")
+    ] = 600.0,
     origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="A web origin that may call (CORS). Repeatable.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator
@@ -54,8 +55,10 @@ async def count_tokens(gateway: Gateway, request: Request, key: Key) -> Response
     words = gateway.words
     check_model(gateway, body.model)
     ask = as_ask(gateway, body, key)
+    ask.pins = ()
     room, block = words.uname.window_tokens, words.uname.block_tokens
-    made = await words.run(plan, words.model, words.family, ask, None, False, room, block)
+    async with asyncio.timeout(gateway.settings.time_limit_s):
+        made = await unless_gone(request, words.run(plan, words.model, words.family, ask, None, False, room, block))
     return answer({"input_tokens": len(made.tokens)})
 
 

@@ -25,6 +25,7 @@ from .keys import Key
 from .tools.protocol import Tool
 
 _TTL_S: Final = {"5m": 300.0, "1h": 3600.0}
+_MAX_MARKS: Final = 4  # as Anthropic has it: the beginning that each marks is rendered and tokenized on its own
 
 
 def as_ask(gateway: Gateway, body: CountRequest, key: Key) -> Ask:
@@ -44,6 +45,8 @@ def as_ask(gateway: Gateway, body: CountRequest, key: Key) -> Ask:
         messages += _messages(message, index)
         if isinstance(message.content, list):
             _mark(pins, len(messages), [block.cache_control for block in message.content])
+    if (count := _marks(body)) > _MAX_MARKS:
+        raise bad(f"at most {_MAX_MARKS} blocks can have cache_control, and {count} do")
     ask = Ask(key, messages, pins=pins)
     ask.tools = [Tool(tool.name, tool.description or "", tool.input_schema) for tool in body.tools or ()]
     if len({tool.name for tool in ask.tools}) < len(ask.tools):
@@ -86,6 +89,12 @@ def _choose_tools(gateway: Gateway, ask: Ask, body: CountRequest) -> None:
         return
     ask.lark = gateway.words.family.grammar(wanted, many, gateway.words.marker_ids)
     ask.lark_param = "tools"
+
+
+def _marks(body: CountRequest) -> int:
+    """Blocks that are marked."""
+    listed = [body.tools, body.system, *(message.content for message in body.messages)]
+    return sum(block.cache_control is not None for part in listed if not isinstance(part, str) for block in part or ())
 
 
 def _mark(pins: list[tuple[int, float]], count: int, marks: list[CacheControl | None]) -> None:

@@ -18,7 +18,7 @@ from .metrics import Metrics
 from .pins import Pins
 from .settings import Settings
 from .turns import end_quietly
-from .upstream import Unavailable, Upstream
+from .upstream import LOOK_S, Unavailable, Upstream
 from .words import Words
 
 SWEEP_S: Final = 1.0  # between looks for contexts that are too old
@@ -36,6 +36,7 @@ class Gateway:
         self.parked = Parked(settings.max_parked, settings.parked_s)
         self.pins = Pins()
         self.metrics = Metrics()
+        self.look_s = min(LOOK_S, settings.time_limit_s)
         self._grammars: Grammars | None = None
         self._ending: set[asyncio.Task[None]] = set()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+
+from attnix.syscalls import AttnixError
 
 from .gateway import Gateway
 from .upstream import RETRY_AFTER_S, Unavailable
@@ -18,10 +22,12 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
 
     async def readyz(request: Request) -> Response:
         try:
-            answer = await gateway.upstream.client.uname()
-        except Unavailable as why:
+            async with asyncio.timeout(gateway.look_s):
+                answer = await gateway.upstream.client.uname()
+        except (Unavailable, AttnixError, TimeoutError) as error:
+            why = str(error) or f"the daemon did not answer within {gateway.look_s:g} s"
             return JSONResponse(
-                {"status": "no daemon", "message": str(why)}, 503, headers={"retry-after": str(RETRY_AFTER_S)}
+                {"status": "no daemon", "message": why}, 503, headers={"retry-after": str(RETRY_AFTER_S)}
             )
         return JSONResponse({"status": "ready", "model": answer.model})
 

@@ -19,6 +19,7 @@ from .errors import ApiError, as_api_error, bad
 from .gateway import Gateway
 from .keys import Key
 from .protocol import EVENTS
+from .upstream import RETRY_AFTER_S
 
 R = TypeVar("R")
 Api = Literal["openai", "anthropic"]
@@ -63,6 +64,8 @@ def guarded(gateway: Gateway, api: Api, handler: Handler) -> Callable[[Request],
         except ClientGone:
             gateway.metrics.gone.inc()
             response = Response(status_code=499)  # nobody reads it
+        except asyncio.CancelledError:  # only by the server, when it is told to stop and has waited long enough
+            response = refusal(_stopping(), api)
         except Exception as error:
             as_answer = as_api_error(error)
             if as_answer.status >= 500 and as_answer.code == "internal":
@@ -72,6 +75,10 @@ def guarded(gateway: Gateway, api: Api, handler: Handler) -> Callable[[Request],
         return response
 
     return endpoint
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "this gateway is being stopped", code="unavailable", retry_after_s=RETRY_AFTER_S)
 
 
 def caller(gateway: Gateway, request: Request) -> Key:
@@ -174,6 +181,9 @@ class Streaming(Response):
                 self._gateway.metrics.gone.inc()
             else:
                 writing.result()
+        except asyncio.CancelledError:
+            await cancelled(writing)
+            await send({"type": "http.response.body", "body": self._failed(_stopping()), "more_body": False})
         finally:
             await cancelled(watch, writing)
             await self._rest.aclose()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,9 +30,10 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
         vmstat: VmstatResult | None = None
         tiers: TiersResult | None = None
         try:
-            client = gateway.upstream.client
-            vmstat, tiers = await client.vmstat(), await client.tiers()
-        except (Unavailable, AttnixError):
+            async with asyncio.timeout(gateway.look_s):
+                client = gateway.upstream.client
+                vmstat, tiers = await client.vmstat(), await client.tiers()
+        except (Unavailable, AttnixError, TimeoutError):
             pass
         own = gateway.metrics
         own.daemon.set(vmstat is not None)

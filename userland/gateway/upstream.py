@@ -11,6 +11,7 @@ from attnix.syscalls import AsyncClient, AttnixError, ConnectionLost, aconnect
 
 RETRY_S: Final = 0.25  # between attempts to connect
 RETRY_AFTER_S: Final = 1  # what clients are told
+LOOK_S: Final = 5.0  # for an answer to those that only look: a daemon that hangs says nothing
 
 
 class Unavailable(Exception):

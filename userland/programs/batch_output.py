@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -104,6 +105,9 @@ class BatchOutput:
 
 def _open_locked(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):  # what a pipe or a device holds cannot be read first, or has no end
+        os.close(fd)
+        raise OutputError(f"{path} is no file, and an interrupted batch goes on with what its file holds: name a file")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -6,6 +6,7 @@ tell what that key's group may know (seen.py).  Everything is polled, and one an
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from attnix.syscalls.exceptions import AttnixError, SyscallError
 from ..errors import ApiError, as_api_error
 from ..gateway import Gateway
 from ..http import answer, caller, check_host, refusal
+from ..upstream import RETRY_AFTER_S
 from .look import Looks
 from .seen import Seen
 
@@ -86,7 +88,11 @@ def _told(
             check_host(gateway, request)
             key = caller(gateway, request)
             group = "" if key.operator else gateway.keys.full(key.group)
-            return answer(await tell(request, Seen(group)), headers=_FRESH)
+            async with asyncio.timeout(gateway.look_s):
+                return answer(await tell(request, Seen(group)), headers=_FRESH)
+        except TimeoutError:
+            why = f"the daemon did not answer within {gateway.look_s:g} s"
+            return refusal(ApiError(503, why, code="unavailable", retry_after_s=RETRY_AFTER_S), "openai")
         except SyscallError as error:
             return refusal(ApiError(404, str(error), code="not_found"), "openai")
         except (ApiError, AttnixError, Exception) as error:
