@@ -10,9 +10,9 @@ it would take to have them back, and for wait.ttl_ms at least: whoever holds the
 costs has never wasted more than twice what one who knew the answer's time would have (ski rental; Karlin, Manasse, Rudolph
 and Sleator, "Competitive snoopy caching", Algorithmica 3, 1988).
 
-The context of a caller who has said when it will be back, and is believed, is kept until then, with some slack, when that is
-within the same time.  One that is due later stays in line by its due time: the line knows better than a fixed time who goes
-first (docs/agents.md has the numbers).
+The context of a caller who has said when it will be back, and is believed, is kept for the same time, and with some slack until
+then, when it is due within that.  One that is due later stays in line by its due time: the line knows better than a fixed
+time who goes first (docs/agents.md has the numbers).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Cost:
         other, least = ("demote", swap) if swap <= drop else ("drop", drop)
         first = max(outlook.fixed_ns, int(outlook.rebuild_ns)) if outlook.fixed_ns else 0
         if outlook.by_eta:
-            first = int(outlook.expected_ns * SLACK) if outlook.expected_ns <= first else 0
+            first = max(first, int(outlook.expected_ns * SLACK)) if outlook.expected_ns <= first else 0
         if least == float("inf"):
             return Decision("keep", first, "what its frames cost is not known yet")
         tau = time_to_live(outlook.distribution, benefit_ns(outlook))

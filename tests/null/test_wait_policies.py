@@ -171,13 +171,14 @@ def test_no_two_loads_overlap(wanted: list[tuple[int, int]]) -> None:
 
 
 def test_who_says_when_the_answer_comes_is_kept_until_then_or_stays_in_line() -> None:
-    """Learnt, 10 ms is no reason to keep for less than wait.ttl_ms.  Said by the caller, it is kept for 12 ms; three seconds,
-    said by the caller, are a place in line and no time."""
+    """Learnt, 10 ms is no reason to keep for less than wait.ttl_ms.  Said by the caller it is none either, since callers
+    are wrong; 1.9 s are kept for, and a fifth more; three seconds are a place in line and no time."""
     soon = outlook(distribution=[10.0 * MS], expected_ns=10 * MS)
     assert Cost().decide(soon)[:2] == ("keep", 2 * S)
-    assert Cost().decide(soon._replace(by_eta=True))[:2] == ("keep", 12 * MS)
+    assert Cost().decide(soon._replace(by_eta=True))[:2] == ("keep", 2 * S)
+    assert Cost().decide(soon._replace(by_eta=True, expected_ns=1900 * MS))[:2] == ("keep", 2280 * MS)
     later = outlook(distribution=[3.0 * S], expected_ns=3 * S, by_eta=True)
     assert Cost().decide(later).keep_ns == 0
     dear = later._replace(out_ns=-1.0, back_ns=-1.0, compute_ns=5.0 * S)
-    assert Cost().decide(dear).keep_ns == 3.6 * S, "sooner than its frames would be computed again"
+    assert Cost().decide(dear).keep_ns == 5 * S, "sooner than its frames would be computed again"
     assert Cost().decide(dear._replace(compute_ns=2.9 * S)).keep_ns == 0
