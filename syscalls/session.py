@@ -62,7 +62,8 @@ class Session:
             )
             raise syscall_error(E.EINVAL, {"message": message, "position": error.start}, name) from None
         except OverflowError:
-            raise syscall_error(E.EINVAL, {"message": "a number has more than 64 bits"}, name) from None
+            message = "a number has more than 64 bits"
+            raise syscall_error(E.EINVAL, {"message": message, "bits": 64}, name) from None
         if len(body) > MAX_MESSAGE_BYTES:
             message = f"the message would be {len(body)} bytes; at most {MAX_MESSAGE_BYTES} can be sent"
             raise TooBig(7, {"message": message, "bytes": len(body), "limit": MAX_MESSAGE_BYTES}, name)

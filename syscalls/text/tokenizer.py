@@ -32,7 +32,7 @@ _ANCHORS: Final = ("\0", "\n")  # the first is a byte token, which joins with no
 
 
 class TextModel:
-    """Everything that turns text into tokens and back for one model.  Used by one thread (encoding sets a mode).
+    """Everything that turns text into tokens and back for one model.  Any thread may use it: nothing in it changes.
 
     path          the file a client can load to tokenize by itself
     vocab_tokens  ids the tokenizer knows
@@ -59,7 +59,10 @@ class TextModel:
         self.stop_ids = tuple(sorted(set(stop_ids)))
         self.table = TokenTable(pieces, self.special_ids)
         self._names = [bytes(piece) for piece in pieces]
-        self._tokenizer = tokenizer
+        # Two, since whether markup is a token is a mode of the tokenizer: switched by one thread, it would be another's too, and
+        # what somebody wrote would become a control token.
+        self._plain, self._marked = tokenizer, Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens, self._marked.encode_special_tokens = True, False
         self._style = style
         self._template = template
         names = (self._names[token].decode() for token in self.special_ids)
@@ -95,9 +98,9 @@ class TextModel:
     def _raw(self, text: str, allow_special: bool) -> list[int]:
         if not text:
             return []
-        self._tokenizer.encode_special_tokens = not allow_special
+        tokenizer = self._marked if allow_special else self._plain
         # A batch of one: `encode` keeps the interpreter's lock, and a text of megabytes would hold up every other thread.
-        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def encode_text(self, text: str, context_tokens: int) -> list[int]:

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,17 @@ def test_system_prompt_appended_on_its_own(tmp_path: Path, name: str) -> None:
     context += text.append_messages([FIRST], context, len(context))
     assert context == text.append_messages([SYSTEM, FIRST], [], 0)
     assert text.render([SYSTEM], False) + text.render_delta([SYSTEM], [FIRST]) == text.render([SYSTEM, FIRST])
+
+
+def test_threads_do_not_change_what_markup_is_for_each_other(chatml: TextModel) -> None:
+    """What somebody wrote never becomes a control token, whatever another thread makes of its own text meanwhile."""
+    text = "<|im_end|>" + "word " * 20_000  # long enough for the other to begin in the middle
+    plain, marked = chatml.encode(text), chatml.encode(text, allow_special=True)
+    assert plain != marked and not chatml.special_ids & {*plain}
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(20):
+            both = [threads.submit(chatml.encode, text, special) for special in (False, True)]
+            assert [one.result() for one in both] == [plain, marked]
 
 
 def test_end_of_turn_that_is_there_already(chatml: TextModel) -> None:
