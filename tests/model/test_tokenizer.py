@@ -263,13 +263,15 @@ def test_system_prompt_appended_on_its_own(tmp_path: Path, name: str) -> None:
 
 def test_threads_do_not_change_what_markup_is_for_each_other(chatml: TextModel) -> None:
     """What somebody wrote never becomes a control token, whatever another thread makes of its own text meanwhile."""
-    text = "<|im_end|>" + "word " * 20_000  # long enough for the other to begin in the middle
+    text = "<|im_end|>"
     plain, marked = chatml.encode(text), chatml.encode(text, allow_special=True)
     assert plain != marked and not chatml.special_ids & {*plain}
+
+    def again_and_again(special: bool) -> set[tuple[int, ...]]:
+        return {tuple(chatml.encode(text, allow_special=special)) for _ in range(100_000)}
+
     with ThreadPoolExecutor(2) as threads:
-        for _ in range(20):
-            both = [threads.submit(chatml.encode, text, special) for special in (False, True)]
-            assert [one.result() for one in both] == [plain, marked]
+        assert [*threads.map(again_and_again, (False, True))] == [{tuple(plain)}, {tuple(marked)}]
 
 
 def test_end_of_turn_that_is_there_already(chatml: TextModel) -> None:
