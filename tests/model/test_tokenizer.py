@@ -268,10 +268,16 @@ def test_threads_do_not_change_what_markup_is_for_each_other(chatml: TextModel) 
     assert plain != marked and not chatml.special_ids & {*plain}
 
     def again_and_again(special: bool) -> set[tuple[int, ...]]:
-        return {tuple(chatml.encode(text, allow_special=special)) for _ in range(100_000)}
+        return {tuple(chatml.encode(text, allow_special=special)) for _ in range(60_000)}
 
-    with ThreadPoolExecutor(2) as threads:
-        assert [*threads.map(again_and_again, (False, True))] == [{tuple(plain)}, {tuple(marked)}]
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            found = [*threads.map(again_and_again, (False, True))]
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert found == [{tuple(plain)}, {tuple(marked)}]
 
 
 def test_end_of_turn_that_is_there_already(chatml: TextModel) -> None:
