@@ -57,7 +57,7 @@ class Fleet:
 
     async def run(self, agents: int) -> list[Ended]:
         head = await self._client.alloc_context()
-        await head.append(tokens=drawn("system", SYSTEM_TOKENS))
+        await head.append(tokens=drawn("system", SYSTEM_TOKENS), more=True)
         await head.forward(1)
         contexts = await head.fork(agents)
         return await asyncio.gather(*(self._agent(n, context) for n, context in enumerate(contexts)))
@@ -65,7 +65,7 @@ class Fleet:
     async def _agent(self, number: int, context: AsyncContext) -> Ended:
         draw = random.Random(f"tools of {number}")
         said, overtaken = [], []
-        await context.append(tokens=drawn(f"task {number}", TASK_TOKENS))
+        await context.append(tokens=drawn(f"task {number}", TASK_TOKENS), more=True)
         for call in range(CALLS + 1):
             before = self._turns
             result = await context.generate(SAID_TOKENS, ignore_eos=True, temperature=float(number % 2), seed=7)
@@ -84,11 +84,11 @@ class Fleet:
         takes_s = min(3.0, seconds / 10)
         eta = (takes_s, takes_s * draw.uniform(0.5, 1.5), None)[draw.randrange(3)]
         if not self._waits:
-            await context.append(tokens=answer)
+            await context.append(tokens=answer, more=True)
             return
         wait = await context.wait_tool(tool, eta)
         await asyncio.sleep(takes_s)
-        await context.resume(tokens=answer, wait=wait.wait)
+        await context.resume(tokens=answer, wait=wait.wait, more=True)
         with pytest.raises(StaleHandle):
             await context.resume(tokens=answer, wait=wait.wait)
 
