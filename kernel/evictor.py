@@ -50,7 +50,7 @@ class Evictor:
     def _made(self, policy: str) -> EvictionPolicy:
         self.fault = ""
         made = make_guarded(policy, self._failed)
-        return make("lru") if self.fault else made
+        return self.policy if self.fault else made
 
     def _failed(self, policy: str, when: str, error: Exception) -> None:
         """A third party's policy is at fault.  The order that the core keeps by itself takes its place, since that has missed

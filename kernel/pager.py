@@ -340,7 +340,9 @@ class Pager:
 
     def break_keeps(self, shortage_frames: int, requester: int = 0, only: int = 0) -> bool:
         """Frames of contexts that wait for a tool and are within their keep time, when there are no others: a keep is a wish."""
-        kept = self._victims(self._sched.idle.kept(), requester, only)
+        return self._break(self._victims(self._sched.idle.kept(), requester, only), shortage_frames, only)
+
+    def _break(self, kept: Iterable[Context], shortage_frames: int, only: int = 0) -> bool:
         found = self._drop_some(kept, shortage_frames, "kept", only)
         if found:
             self._m.count("keeps_broken")
@@ -360,10 +362,7 @@ class Pager:
                 return True
             return c.process.uid != uid and c.wait is not None and c.wait.begun_ns <= since_ns
 
-        found = self._drop_some(filter(may_go, self._fair(self._sched.idle.kept(), own)), shortage_frames, "kept")
-        if found:
-            m.count("keeps_broken")
-        return found
+        return self._break(filter(may_go, self._fair(self._sched.idle.kept(), own)), shortage_frames)
 
     def _fair(self, victims: Iterable[Context], requester: int) -> Iterator[Context]:
         """Those of them that may lose frames for a group."""

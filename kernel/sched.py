@@ -93,7 +93,7 @@ class Scheduler:
     def _made(self, policy: str) -> OrderPolicy:
         self._fault = False
         made = registry.make_guarded(policy, self._failed)
-        return registry.make("fcfs") if self._fault else made
+        return self.policy if self._fault else made
 
     def _failed(self, policy: str, when: str, error: Exception) -> None:
         """A third party's policy is at fault: arrival takes its place, which asks for nothing."""

@@ -301,8 +301,9 @@ def extend(m: Machine, context: Context, tokens: bytes, more: bool = False) -> i
         m.names.rewritten(context, length)
         length = m.core.append(context.slot, tokens)
         m.lifetimes.used_again(context)
-        context.last_request = (0, 0)
-        if context.job is not None or not more:
+        if more and context.job is None:
+            context.last_request = (0, 0)  # as where a job starts
+        else:
             m.start(context, context.job or Job(JobKind.PREFILL, m.next_order()))
     return length
 

@@ -228,15 +228,13 @@ class Client(SyncPlainCalls):
 
     def submit(self, name: str, args: Record, result: type[R]) -> Pending[R]:
         """Send a request without waiting for its answer."""
-        pending: Pending[R] = self._send(Pending, name, args, result)
+        pending: Pending[R] = self._send(Pending, name, (args,), result)[0]
         return pending
 
     def submit_all(self, name: str, asked: Sequence[Record], result: type[R]) -> list[Pending[R]]:
         """Send requests of one name in one piece, without waiting for their answers: what they start shares its first pass."""
-        self._check()
-        made = [self._request(Pending, name, args, result) for args in asked]
-        self._write([pending for pending, _ in made], b"".join(message for _, message in made))
-        return [pending for pending, _ in made]
+        pending: list[Pending[R]] = self._send(Pending, name, asked, result)
+        return pending
 
     def notice(self, timeout: float | None = None) -> Note | None:
         """The next notification that belongs to no request, waited for as long as `timeout` seconds; None when none came."""
@@ -266,31 +264,21 @@ class Client(SyncPlainCalls):
     def _invoke(self, name: str, args: Record, result: type[R]) -> R:
         return self.submit(name, args, result).result()
 
-    def _send(self, kind: Any, name: str, args: Record, result: type[R]) -> Any:
-        self._check()
-        pending, message = self._request(kind, name, args, result)
-        self._write([pending], message)
-        return pending
-
-    def _check(self) -> None:
+    def _send(self, kind: Any, name: str, asked: Sequence[Record], result: type[R]) -> list[Any]:
+        """All of them or, when one cannot travel, none."""
         if self._lost is not None:
             raise self._lost
-
-    def _request(self, kind: Any, name: str, args: Record, result: type[R]) -> tuple[Any, bytes]:
-        request, message = self._session.request(name, args)
-        pending = kind(self, request, name, args, result)
-        self._pending[request] = pending
-        return pending, message
-
-    def _write(self, asked: list[Any], message: bytes) -> None:
-        """Send what `asked` are waiting for."""
+        made = [(*self._session.request(name, args), args) for args in asked]
+        sent = [kind(self, request, name, args, result) for request, _, args in made]
+        for one in sent:
+            self._pending[one.request] = one
         try:
-            self._socket.sendall(message)
+            self._socket.sendall(b"".join(message for _, message, _ in made))
         except OSError as error:
             # The daemon may have said why before it closed.  A message that could not be sent whole was not taken; of several
             # the first may have been.
-            for pending in asked:
-                pending._undone = len(asked) == 1
+            for one in sent:
+                one._undone = len(sent) == 1
             if not self._drain():
                 self._broken(ConnectionLost(f"the connection broke: {error}"))
             if self._lost is not None:
@@ -298,6 +286,7 @@ class Client(SyncPlainCalls):
         except BaseException:  # interrupted inside a message: what would follow is out of step
             self._fail(ConnectionLost("interrupted while sending"))
             raise
+        return sent
 
     def _broken(self, error: ConnectionLost) -> None:
         """The connection is no more: come back with another, as far as this client was told to."""
@@ -496,7 +485,7 @@ class Context:
     def reattach(self, tokens: Tokens = b"") -> Stream:
         """Go on with the generation on it that lost its client; `tokens` is what the caller has of it."""
         args = c.ReattachArgs(self.handle, as_bytes(tokens))
-        stream: Stream = self.client._send(Stream, "reattach", args, c.GenerateResult)
+        stream: Stream = self.client._send(Stream, "reattach", (args,), c.GenerateResult)[0]
         stream._got += args.tokens
         return stream
 
@@ -516,7 +505,7 @@ class Context:
     def stream(self, max_tokens: int = 256, **options: Unpack[GenerateOptions]) -> Stream:
         """Generate, token by token: iterate over the result."""
         args = generate_args(self.handle, max_tokens, options)
-        stream: Stream = self.client._send(Stream, "generate", args, c.GenerateResult)
+        stream: Stream = self.client._send(Stream, "generate", (args,), c.GenerateResult)[0]
         return stream
 
     def forward(self, top_k: int = 20, allowed: bytes = b"", tokens: Tokens = b"") -> list[tuple[int, float]]:

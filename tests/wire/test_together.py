@@ -8,9 +8,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from attnix.kernel.calls import ForwardArgs, ForwardResult
+from attnix.kernel.calls import AppendArgs, AppendResult, ForwardArgs, ForwardResult
 from attnix.syscalls import abi, aconnect
 from attnix.syscalls.client import Client
+from attnix.syscalls.exceptions import InvalidArgument
 from attnix.syscalls.records import pack_ids, unpack_ids
 
 packb: Any = msgpack.packb  # its stubs say that it may return None
@@ -120,3 +121,13 @@ def test_nothing_that_was_asked_is_lost_when_the_client_closes_at_once(serve: An
         assert context.stat().tokens == 3
         client.unlink("kept")
         context.release()
+
+
+def test_when_one_cannot_travel_none_is_sent(serve: Any) -> None:
+    client = serve().connect()
+    ctx = client.alloc_context().handle
+    asked = [AppendArgs(ctx, pack_ids([1, 2])), AppendArgs(1 << 70, pack_ids([3]))]
+    with pytest.raises(InvalidArgument):
+        client.submit_all("append", asked, AppendResult)
+    assert not client._pending, "nobody waits for what was never asked"
+    assert client.stat(ctx).tokens == 0

@@ -1,7 +1,7 @@
 """Templates and tokenizer of the model that the daemon runs, in one thread of their own.
 
 The gateway renders and tokenizes itself: templates take tools, which the system call `append` does not know, and the tokens
-of a conversation say which context it goes on in.  One thread: the tokenizer has a mode.
+of a conversation say which context it goes on in.  One thread: a long prompt delays other prompts, and no stream.
 """
 
 from __future__ import annotations
