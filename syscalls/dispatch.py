@@ -279,7 +279,8 @@ class Dispatcher:
         self._in_turn = True
         self._now_ns = now_ns
         try:
-            plugs = len(clients) > 1 and self._plug()
+            if len(clients) > 1:
+                self._plug()
             for client in clients:
                 inbox = client.inbox
                 if len(inbox) != 1 or client.waiting or client.unread or client.ended:
@@ -288,9 +289,7 @@ class Dispatcher:
                 answer = self._take_request(client, inbox.popleft())
                 if answer is not None:
                     client.write(answer)
-            if plugs:
-                self._unplug()
-            if self._events or self._dirty or self._unsaved:
+            if self._plugged or self._events or self._dirty or self._unsaved:
                 self._settle()
         except Exception as error:
             self._break(error)
@@ -368,7 +367,10 @@ class Dispatcher:
 
     def _settle(self) -> None:
         """The end of a turn: no event is left, and everybody's answers are written."""
-        while self._events or self._dirty or self._unsaved:
+        while self._plugged or self._events or self._dirty or self._unsaved:
+            if self._plugged:
+                self._plugged = False
+                self._step(Unplug())
             self._drain()
             if self._unsaved:
                 self._save()
@@ -428,17 +430,11 @@ class Dispatcher:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def _plug(self) -> bool:
-        """Several requests are there: what they start may share a pass.  False: nothing to do, or done already."""
-        if self._plugged or not self.accepting:
-            return False
-        self._plugged = True
-        self._step(Plug())
-        return True
-
-    def _unplug(self) -> None:
-        self._plugged = False
-        self._step(Unplug())
+    def _plug(self) -> None:
+        """Several requests are there: until the end of the turn nothing begins, so that what they start may share a pass."""
+        if self.accepting and not self._plugged:
+            self._plugged = True
+            self._step(Plug())
 
     def _step(self, event: Event) -> None:
         self._event = event
@@ -448,14 +444,13 @@ class Dispatcher:
         """Take the requests in the inbox, until one has to wait."""
         inbox, outbox, request = client.inbox, client.outbox, self._take_request
         left = REQUESTS_AT_ONCE
-        plugs = len(inbox) > 1 and self._plug()
+        if len(inbox) > 1:
+            self._plug()
         while inbox and left and not client.waiting and not client.unread:
             left -= 1
             answer = request(client, inbox.popleft())
             if answer is not None:
                 outbox.append(answer)
-        if plugs:
-            self._unplug()
         if inbox or outbox:
             self._dirty[client.conn] = client
 
@@ -575,12 +570,9 @@ class Dispatcher:
                     with_tokens: TextArgs = args._replace(tokens=outcome, text="")
                 else:
                     with_tokens = args._replace(tokens=outcome, text="", messages=())
-                plugs = bool(client.inbox) and self._plug()
+                if client.inbox:
+                    self._plug()
                 self._step(Syscall(client.conn, request, name, with_tokens))
-                self._take(client)
-                if plugs:
-                    self._unplug()
-                return
             self._take(client)
 
         self._turn(go_on, client)
