@@ -231,38 +231,33 @@ def test_case_32_a_client_leaves_during_its_prompt(
 @pytest.mark.parametrize("streaming", [False, True])
 def test_case_32_a_reader_that_has_half_closed_gets_its_answer(stepped: Served, streaming: bool) -> None:
     daemon, begun = stepped.daemon, stepped.daemon.passes()
-    connection = raw(stepped, asks("ef"[streaming] * LETTERS, stream=streaming))
-    until(lambda: daemon.passes() == begun + 1, "the first chunk")
-    connection.shutdown(socket.SHUT_WR)
-    daemon.let(3)
-    until(lambda: daemon.passes() == begun + 4, "the fourth chunk")
-    daemon.let_all()
     said = b""
-    while data := connection.recv(65536):
-        said += data
-    connection.close()
+    with raw(stepped, asks("ef"[streaming] * LETTERS, stream=streaming)) as connection:
+        until(lambda: daemon.passes() == begun + 1, "the first chunk")
+        connection.shutdown(socket.SHUT_WR)
+        daemon.let(3)
+        until(lambda: daemon.passes() == begun + 4, "the fourth chunk")
+        daemon.let_all()
+        while data := connection.recv(65536):
+            said += data
     assert b"HTTP/1.1 102" in said and b"HTTP/1.1 200" in said
     assert (b"[DONE]" if streaming else b'"content":"yes"') in said
 
 
 def test_case_32_a_reader_of_a_stream_half_closes_in_the_midst(stepped: Served) -> None:
     """A comment asks whether it is there, which readers of events pass over; the stream goes on as it would."""
-    daemon, begun = stepped.daemon, stepped.daemon.passes()
-    connection = raw(stepped, asks("hi", stream=True))
-    until(lambda: daemon.passes() == begun + 1, "the prompt's pass")
-    daemon.let(1)
-    until(lambda: daemon.passes() == begun + 2, "the next one")
-    daemon.let(1)
-    said = b""
-    while b'"content":"y"' not in said:
-        said += connection.recv(65536)
-    connection.shutdown(socket.SHUT_WR)
-    while not said.endswith(b"\r\n:\n\n\r\n"):
-        said += connection.recv(65536)
-    daemon.let_all()
-    while data := connection.recv(65536):
-        said += data
-    connection.close()
+    daemon, begun, said = stepped.daemon, stepped.daemon.passes(), b""
+    with raw(stepped, asks("hi", stream=True)) as connection:
+        until(lambda: daemon.passes() == begun + 1, "the prompt's pass")
+        daemon.let(1)  # no other token until the comment is here: nothing says which of the two would come first
+        while b'"content":"y"' not in said:
+            said += connection.recv(65536)
+        connection.shutdown(socket.SHUT_WR)
+        while not said.endswith(b"\r\n:\n\n\r\n"):
+            said += connection.recv(65536)
+        daemon.let_all()
+        while data := connection.recv(65536):
+            said += data
     blocks = [block for block in unchunked(said).decode().split("\n\n") if block != ":"]
     chunks = [json.loads(block.removeprefix("data: ")) for block in blocks if block.startswith("data: {")]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "yes"
