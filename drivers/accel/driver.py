@@ -18,11 +18,10 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attnix.kernel.batch import ALLOWED, HISTORY, SEQ_BYTES
 from attnix.kernel.errors import E
@@ -47,7 +46,6 @@ from .transfers import Speed
 from .weights import Weights, open_model
 
 Devices = Literal["cpu", "cuda", "cuda-dry"]
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class AccelConfig(NamedTuple):
@@ -96,7 +94,7 @@ class AccelConfig(NamedTuple):
     def from_json(cls, raw: dict[str, Any]) -> AccelConfig:
         """Check names, types and choices.  Error: ConfigError."""
         choices = {
-            "dtype": tuple(DTYPES), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant"),
+            "dtype": ("float32", "bfloat16"), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant"),
             "device": ("cpu", "cuda", "cuda-dry"),
         }  # fmt: skip
         for name, value in raw.items():
@@ -144,7 +142,7 @@ class AccelBackend:
         """arena, rows, dram, gates: shared memory.  Without dram there are no transfers; without gates a pass that names one
         is refused."""
         try:
-            shape, weights, metadata = open_model(config.model, DTYPES[config.dtype])
+            shape, weights, metadata = open_model(config.model, config.dtype)
             cache_dir = Path(config.cache_dir) if config.cache_dir else None
             self._fingerprint = fingerprint(metadata.files.weights, shape, cache_dir)
             self._engine = open_engine(config, shape, weights)
@@ -362,7 +360,10 @@ def _masks(seqs: npt.NDArray[Any], given: Sequence[bytes], vocab: int) -> dict[i
 def make_backend(arguments: DriverArguments) -> AccelBackend:
     """Build the backend that a driver's command line describes.  Error: ConfigError."""
     config = AccelConfig.from_json(arguments.config)
-    torch.set_num_threads(1)  # torch only converts weights here; the engine has its own threads, and two pools fight
+    if config.device != "cpu":
+        import torch  # the CPU engine does without: it is most of a driver's start
+
+        torch.set_num_threads(1)  # what computes is the device, or in a dry run several drivers on few cores
     arena = map_shared(arguments.arena_fd)
     advise_huge_pages(arena)
     dram = map_shared(config.dram_fd) if config.dram_fd >= 0 else None

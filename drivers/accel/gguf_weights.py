@@ -14,7 +14,6 @@ from typing import Any, Final
 import gguf
 import numpy as np
 import numpy.typing as npt
-import torch
 from gguf import GGMLQuantizationType as Kind
 
 from attnix.gguf_header import GgufHeader, TensorEntry
@@ -22,6 +21,8 @@ from attnix.gguf_header import GgufHeader, TensorEntry
 from .config import ModelConfig
 from .gguf_config import ROPE_FACTORS
 from .model_files import ModelError
+
+Array = npt.NDArray[Any]
 
 KINDS: Final = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K)
 
@@ -43,6 +44,7 @@ _BLOCK: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FLOATS: Final = {Kind.F32: "<f4", Kind.F16: "<f2", Kind.BF16: "<u2"}
 _PIECE_BYTES: Final = 8 << 20  # dequantise so much at a time: gguf's arithmetic makes several temporaries of its size
 
 
@@ -74,8 +76,8 @@ class GgufTensors:
         with open(header.path, "rb") as file:
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor of its own memory: float kinds keep their dtype, quantised ones become float32."""
+    def read(self, name: str) -> Array:
+        """Float kinds keep their dtype (bfloat16's bit patterns as uint16), quantised ones become float32."""
         entry = self._entries[name]
         kind = Kind(entry.kind)
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
@@ -118,24 +120,21 @@ def _hf_name(header: GgufHeader, entry: TensorEntry) -> str:
     raise ModelError(f"{header.path}: the tensor {entry.name} is of no supported architecture")
 
 
-def _dequantise(raw: npt.NDArray[np.uint8], kind: Kind, shape: tuple[int, ...]) -> torch.Tensor:
-    if kind is Kind.BF16:
-        return torch.from_numpy(raw.copy()).view(torch.bfloat16).reshape(shape)
-    if kind in (Kind.F32, Kind.F16):
-        form: Any = np.dtype("<f4" if kind is Kind.F32 else "<f2")
-        return torch.from_numpy(raw.view(form).reshape(shape).copy())
+def _dequantise(raw: npt.NDArray[np.uint8], kind: Kind, shape: tuple[int, ...]) -> Array:
+    if kind in _FLOATS:
+        return raw.view(_FLOATS[kind]).reshape(shape)
     rows = raw.reshape(math.prod(shape[:-1]), -1)
     out = np.empty((len(rows), shape[-1]), np.float32)
     step = max(1, _PIECE_BYTES // rows.shape[1])
     for first in range(0, len(rows), step):
         out[first : first + step] = gguf.quants.dequantize(rows[first : first + step], kind)
-    return torch.from_numpy(out.reshape(shape))
+    return out.reshape(shape)
 
 
-def _restore_order(tensor: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
+def _restore_order(tensor: Array, name: str, config: ModelConfig) -> Array:
     """Rows of q and k back from (pair, half) to (half, pair) within each head."""
     if config.arch != "llama" or (".attn_q." not in name and ".attn_k." not in name):
         return tensor
     heads = config.heads if ".attn_q." in name else config.kv_heads
     pairs = tensor.shape[0] // heads // 2
-    return tensor.reshape(heads, pairs, 2, -1).transpose(1, 2).reshape(tensor.shape).contiguous()
+    return tensor.reshape(heads, pairs, 2, -1).swapaxes(1, 2).reshape(tensor.shape)

@@ -22,7 +22,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from attnix.kernel.batch import SEQ_BYTES
 from attnix.kernel.geometry import RowLayout
@@ -30,6 +29,7 @@ from attnix.kernel.geometry import RowLayout
 from .config import KvDtype, ModelConfig
 from .cpu._cpu import ffi, lib
 from .cpu.ops import DTYPE_CODES, Isa, chosen_isa
+from .weights import Array, Dtype, converted
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -125,25 +125,26 @@ class PageRows:
 def rotary_frequencies(config: ModelConfig) -> F32:
     """[D / 2] f32: theta^(-2i/D) and its scaling, computed in float32 as the reference does."""
     d = config.head_dim
-    powers = torch.arange(0, d, 2, dtype=torch.int64).float() / d
-    frequencies = 1.0 / (config.rope_theta**powers)
+    powers = np.arange(0, d, 2, dtype=np.float32) / np.float32(d)
+    # Powers rounded once, from double: torch's own in float32 are these but for a last bit now and then, numpy's are not.
+    frequencies = np.float32(1) / (config.rope_theta ** powers.astype(np.float64)).astype(np.float32)
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind == "linear":
-        frequencies = frequencies / scaling.factor
+        frequencies = frequencies / np.float32(scaling.factor)
     elif scaling is not None:
         # turns a frequency makes within the original window: few = long wavelength = stretch by factor
         turns = scaling.original_window * frequencies / (2 * math.pi)
         spread = scaling.high_freq_factor - scaling.low_freq_factor
-        keep = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
+        keep = ((turns - scaling.low_freq_factor) / spread).clip(0.0, 1.0)
         frequencies = (1 - keep) * frequencies / scaling.factor + keep * frequencies
-    result: F32 = frequencies.numpy().astype(np.float32)
-    return result
+    assert frequencies.dtype == np.float32
+    return frequencies
 
 
 class Model:
     """Weights packed for this machine, and the pass over frames and page-table rows that `attach` names.
 
-    weights  Hugging Face names -> float32 or bfloat16 tensors, q and k in the rotate-half layout; not kept after this
+    weights  Hugging Face names -> arrays (weights.py), q and k in the rotate-half layout; not kept after this
     kv_dtype of the frames; dtype: of the packed weights; threads: 0 = one per core this process may use
     numerics accepted so that callers say what they need; see the module's text
     """
@@ -151,7 +152,7 @@ class Model:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Array],
         *,
         kv_dtype: KvDtype = "float32",
         dtype: Literal["float32", "bfloat16"] = "float32",
@@ -291,7 +292,7 @@ class Model:
         lib.ax_phase_ns(self._engine, ns)
         return dict(zip(PHASES, ns, strict=True))
 
-    def _load(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def _load(self, weights: Mapping[str, Array]) -> None:
         c = self.config
         q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self._matrix(_HEAD, 0, weights["model.embed_tokens.weight" if c.tied else "lm_head.weight"], c.vocab, c.hidden)
@@ -315,23 +316,22 @@ class Model:
                 self._vector(_NORM_Q, layer, weights[attn + "q_norm.weight"], c.head_dim)
                 self._vector(_NORM_K, layer, weights[attn + "k_norm.weight"], c.head_dim)
             if c.qkv_bias:
-                bias = torch.cat([weights[f"{attn}{name}.bias"].float() for name in ("q_proj", "k_proj", "v_proj")])
-                self._vector(_BIAS_QKV, layer, bias, q_rows + 2 * kv_rows)
+                three = [converted(weights[f"{attn}{name}.bias"], "float32") for name in ("q_proj", "k_proj", "v_proj")]
+                self._vector(_BIAS_QKV, layer, np.concatenate(three), q_rows + 2 * kv_rows)
 
-    def _matrix(self, which: int, layer: int, weight: torch.Tensor, rows: int, columns: int, first: int = 0) -> None:
-        if tuple(weight.shape) != (rows, columns):
-            raise ValueError(f"a weight is {tuple(weight.shape)} where the config says {(rows, columns)}")
-        if weight.dtype not in (torch.float32, torch.bfloat16):
-            weight = weight.float()
-        weight = weight.detach().contiguous()
-        dtype = DTYPE_CODES["float32" if weight.dtype == torch.float32 else "bfloat16"]
-        source = ffi.cast("void *", weight.data_ptr())
-        if lib.ax_load_matrix(self._engine, which, layer, source, dtype, rows, first) != 0:
+    def _matrix(self, which: int, layer: int, weight: Array, rows: int, columns: int, first: int = 0) -> None:
+        if weight.shape != (rows, columns):
+            raise ValueError(f"a weight is {weight.shape} where the config says {(rows, columns)}")
+        held: Dtype = "bfloat16" if weight.dtype == np.uint16 else "float32"
+        source = ffi.from_buffer(np.require(converted(weight, held), requirements=("C", "A")))
+        if lib.ax_load_matrix(self._engine, which, layer, source, DTYPE_CODES[held], rows, first) != 0:
             raise MemoryError("no memory for a weight matrix")
 
-    def _vector(self, which: int, layer: int, values: torch.Tensor, n: int) -> None:
-        if tuple(values.shape) != (n,):
-            raise ValueError(f"a weight is {tuple(values.shape)} where the config says {(n,)}")
-        values = values.detach().float().contiguous()
-        if lib.ax_load_vector(self._engine, which, layer, ffi.cast("float *", values.data_ptr()), n) != 0:
+    def _vector(self, which: int, layer: int, values: Array, n: int) -> None:
+        if values.shape != (n,):
+            raise ValueError(f"a weight is {values.shape} where the config says {(n,)}")
+        held = np.require(
+            converted(values, "float32"), requirements=("C", "A")
+        )  # named: a cast pointer keeps nothing alive
+        if lib.ax_load_vector(self._engine, which, layer, ffi.cast("float *", ffi.from_buffer(held)), n) != 0:
             raise MemoryError("no memory for a weight vector")

@@ -1,4 +1,4 @@
-"""Weights of a model as torch tensors under their Hugging Face names, from safetensors or GGUF.
+"""Weights of a model as arrays under their Hugging Face names, from safetensors or GGUF.
 
     model.embed_tokens.weight                                   [vocab, hidden]
     model.layers.{i}.input_layernorm.weight                     [hidden]
@@ -13,30 +13,38 @@
     lm_head.weight                                              [vocab, hidden], absent when tied
 
 Files are mapped and a tensor is read when it is asked for: whoever packs the weights in a layout of its own never holds
-two copies of the whole.
+two copies of the whole.  numpy has no bfloat16: an array of uint16 is one of bit patterns (cpu/ops.py).  Nothing here
+imports torch, which takes five times as long as the rest of a CPU driver's start.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import safetensors
-import torch
 
 from attnix.gguf_header import GgufError, read_header
 
 from .config import ModelConfig
+from .cpu.ops import from_bfloat16, to_bfloat16
 from .gguf_weights import GgufTensors
 from .metadata import Metadata, config_of
 from .model_files import ModelError, find_files
 
 _IGNORED_SUFFIXES: Final = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # buffers that old checkpoints saved
-_WIDTHS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # bytes
+_STORED: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # safetensors' name -> numpy's
+
+Array = npt.NDArray[Any]
+Dtype = Literal["float32", "bfloat16"]
 
 
 class TensorFile(Protocol):
@@ -45,22 +53,29 @@ class TensorFile(Protocol):
     shapes: dict[str, tuple[int, ...]]
     storage: Counter[str]
 
-    def read(self, name: str) -> torch.Tensor: ...
+    def read(self, name: str) -> Array: ...
 
 
-class Weights(Mapping[str, torch.Tensor]):
-    """name -> tensor, read anew at each access and not kept."""
+def converted(stored: Array, dtype: Dtype) -> Array:
+    """A float array of any width as float32, or as bfloat16's bit patterns.  The same array where it is that already."""
+    if dtype == "bfloat16":
+        return stored if stored.dtype == np.uint16 else to_bfloat16(stored)
+    return from_bfloat16(stored) if stored.dtype == np.uint16 else stored.astype(np.float32, copy=False)
 
-    def __init__(self, source: TensorFile, names: list[str], dtype: torch.dtype | None) -> None:
+
+class Weights(Mapping[str, Array]):
+    """name -> array, read anew at each access and not kept."""
+
+    def __init__(self, source: TensorFile, names: list[str], dtype: Dtype | None) -> None:
         self._source = source
         self._names = dict.fromkeys(names)
         self._dtype = dtype
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Array:
         if name not in self._names:
             raise KeyError(name)
-        tensor = self._source.read(name)
-        return tensor if self._dtype is None else tensor.to(self._dtype)
+        stored = self._source.read(name)
+        return stored if self._dtype is None else converted(stored, self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -69,7 +84,7 @@ class Weights(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def open_model(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> tuple[ModelConfig, Weights, Metadata]:
+def open_model(path: str | os.PathLike[str], dtype: Dtype | None = None) -> tuple[ModelConfig, Weights, Metadata]:
     """Check that everything is there and fits, and read nothing yet.
 
     dtype  what each tensor is converted to; None: as stored (float32 where quantised)
@@ -104,8 +119,8 @@ def open_model(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -
 
 
 def load_model(
-    path: str | os.PathLike[str], dtype: torch.dtype | None = None
-) -> tuple[ModelConfig, dict[str, torch.Tensor], Metadata]:
+    path: str | os.PathLike[str], dtype: Dtype | None = None
+) -> tuple[ModelConfig, dict[str, Array], Metadata]:
     """`open_model`, with all tensors read."""
     config, weights, metadata = open_model(path, dtype)
     return config, dict(weights), metadata
@@ -143,29 +158,49 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+class _Place(NamedTuple):
+    """Where a tensor lies in a mapped file."""
+
+    mapped: mmap.mmap
+    offset: int
+    form: str
+    shape: tuple[int, ...]
+
+
 class _SafeTensors:
-    """The tensors of one or several safetensors files."""
+    """The tensors of one or several safetensors files.
+
+    The package checks a file; the bytes are taken from where its header says, since to numpy it gives no bfloat16.
+    """
 
     def __init__(self, files: tuple[Path, ...], config: ModelConfig) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.storage: Counter[str] = Counter()
-        self._opened: dict[str, Any] = {}
+        self._places: dict[str, _Place] = {}
         for file in files:
             try:
-                opened: Any = safetensors.safe_open(file, framework="pt")
-                for name in opened.keys():  # noqa: SIM118 (not a mapping)
-                    if name.endswith(_IGNORED_SUFFIXES) or (config.tied and name == "lm_head.weight"):
-                        continue
-                    entry = opened.get_slice(name)
-                    if entry.get_dtype() not in _WIDTHS:
-                        raise ModelError(f"{file}: {name} is {entry.get_dtype()}; only float weights are supported")
-                    self.shapes[name] = tuple(entry.get_shape())
-                    self.storage[entry.get_dtype()] += math.prod(entry.get_shape()) * _WIDTHS[entry.get_dtype()]
-                    self._opened[name] = opened
+                with safetensors.safe_open(file, framework="numpy"):
+                    pass
             except safetensors.SafetensorError as error:
                 raise ModelError(f"{file} cannot be read ({error}): truncated or damaged, fetch it again") from error
+            with open(file, "rb") as opened:
+                mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            begin = 8 + int.from_bytes(mapped[:8], "little")
+            for name, entry in json.loads(mapped[8:begin]).items():
+                if (
+                    name == "__metadata__"
+                    or name.endswith(_IGNORED_SUFFIXES)
+                    or (config.tied and name == "lm_head.weight")
+                ):
+                    continue
+                if entry["dtype"] not in _STORED:
+                    raise ModelError(f"{file}: {name} is {entry['dtype']}; only float weights are supported")
+                first, end = entry["data_offsets"]
+                self.shapes[name] = tuple(entry["shape"])
+                self.storage[entry["dtype"]] += end - first
+                self._places[name] = _Place(mapped, begin + first, _STORED[entry["dtype"]], self.shapes[name])
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str) -> Array:
         """A view of the mapped file."""
-        tensor: torch.Tensor = self._opened[name].get_tensor(name)
-        return tensor
+        mapped, offset, form, shape = self._places[name]
+        return np.frombuffer(mapped, form, math.prod(shape), offset).reshape(shape)

@@ -123,6 +123,19 @@ class _Walk:
         self.at = end
         return text
 
+    def strings(self, count: int) -> list[str]:
+        """Many of `string`: a vocabulary and its merges are nearly all of a header."""
+        data, end, size, length = self.data, self.at, len(self.data), _U64.unpack_from
+        texts = []
+        for _ in range(count):
+            begin = end + _U64.size
+            end = begin + length(data, end)[0]
+            if end > size:
+                raise IndexError
+            texts.append(data[begin:end].decode())
+        self.at = end
+        return texts
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
@@ -136,6 +149,8 @@ class _Walk:
         kind, count = self.scalar(_U32), self.scalar(_U64)
         if count > len(self.data):  # every element takes a byte at least
             raise IndexError
+        if kind == _STRING:
+            return self.strings(count)
         if kind not in _SCALARS:
             return [self.value(kind) for _ in range(count)]
         letter, size = _SCALARS[kind].format[1:], _SCALARS[kind].size

@@ -12,10 +12,10 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 
 from attnix.drivers.accel.config import ModelConfig
 from attnix.drivers.accel.model import Model, PageRows
+from attnix.drivers.accel.weights import Array
 from attnix.kernel.batch import SEQ_FIELDS
 from attnix.kernel.geometry import RowLayout
 
@@ -70,16 +70,16 @@ def _scattered(draw: np.random.Generator, contexts: int, context_tokens: int, bl
     return rows
 
 
-def _weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def _weights(config: ModelConfig, seed: int) -> dict[str, Array]:
+    draw = np.random.default_rng(seed)
 
-    def normal(*shape: int) -> torch.Tensor:
-        values = torch.randn(shape, generator=generator)
-        return values.mul_(config.hidden**-0.5)
+    def normal(*shape: int) -> Array:
+        values = draw.standard_normal(shape, np.float32)
+        return values * np.float32(config.hidden**-0.5)
 
     kv, q = config.kv_heads * config.head_dim, config.heads * config.head_dim
     made = {"model.embed_tokens.weight": normal(config.vocab, config.hidden)}
-    made["model.norm.weight"] = torch.ones(config.hidden)
+    made["model.norm.weight"] = np.ones(config.hidden, np.float32)
     for layer in range(config.layers):
         at = f"model.layers.{layer}."
         for name, rows in (("q", q), ("k", kv), ("v", kv)):
@@ -89,5 +89,5 @@ def _weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
             made[f"{at}mlp.{name}_proj.weight"] = normal(config.intermediate, config.hidden)
         made[f"{at}mlp.down_proj.weight"] = normal(config.hidden, config.intermediate)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            made[f"{at}{name}.weight"] = torch.ones(config.hidden)
+            made[f"{at}{name}.weight"] = np.ones(config.hidden, np.float32)
     return made

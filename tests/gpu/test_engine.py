@@ -29,14 +29,13 @@ SHAPE = ModelConfig(
 )  # layers, hidden, mlp, heads, KV heads, head dim, vocabulary, window
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights() -> dict[str, F32]:
     generator = torch.Generator().manual_seed(3)
     made = {}
     for name, shape in expected_shapes(SHAPE).items():
         values = torch.randn(shape, generator=generator)
-        made[name] = (
-            1 + 0.2 * values if "norm" in name else values * (shape[-1] ** -0.5 if len(shape) > 1 else 0.2) * 1.5
-        )
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.2
+        made[name] = (1 + 0.2 * values if "norm" in name else values * scale * 1.5).numpy()
     return made
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ TOKENS = np.arange(21, dtype=np.int32) * 4
 FRAMES = (3, 1)
 
 
-def weights() -> dict[str, torch.Tensor]:
+def weights() -> dict[str, npt.NDArray[np.float32]]:
     draw = torch.Generator().manual_seed(0)
     c = CONFIG
     shapes = {"model.embed_tokens.weight": (c.vocab, c.hidden), "lm_head.weight": (c.vocab, c.hidden)}
@@ -31,12 +32,12 @@ def weights() -> dict[str, torch.Tensor]:
         shapes[at + "self_attn.o_proj.weight"] = (c.hidden, c.heads * c.head_dim)
         shapes[at + "mlp.gate_proj.weight"] = shapes[at + "mlp.up_proj.weight"] = (c.intermediate, c.hidden)
         shapes[at + "mlp.down_proj.weight"] = (c.hidden, c.intermediate)
-    made = {name: torch.randn(shape, generator=draw) / 8 for name, shape in shapes.items()}
+    made = {name: (torch.randn(shape, generator=draw) / 8).numpy() for name, shape in shapes.items()}
     norms = ["model.norm.weight"]
     norms += [
         f"model.layers.{i}.{n}.weight" for i in range(c.layers) for n in ("input_layernorm", "post_attention_layernorm")
     ]
-    return made | {name: torch.ones(c.hidden) for name in norms}
+    return made | {name: np.ones(c.hidden, np.float32) for name in norms}
 
 
 def written_by_the_cpu_engine(kv_dtype: KvDtype) -> Frames:

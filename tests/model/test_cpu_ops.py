@@ -26,6 +26,17 @@ def rounded(x: F32) -> F32:
     return torch.from_numpy(x).bfloat16().float().numpy()
 
 
+def test_bfloat16_is_the_nearest_with_ties_to_even() -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 200_000, np.uint32)
+    ties = np.arange(1 << 16, dtype=np.uint32) << 16 | 0x8000
+    x = np.concatenate([bits, ties, ties + 1, ties - 1]).view(np.float32)
+    x = np.append(x[~np.isnan(x)], np.array([0.0, -0.0, np.inf, -np.inf], np.float32))[None]
+    assert np.array_equal(ops.to_bfloat16(x), as_bf16(x))
+    assert np.array_equal(ops.from_bfloat16(ops.to_bfloat16(x)), rounded(x))
+    quiet, signalling = np.array([0x7FC00000, 0x7F800001], np.uint32).view(np.float32)
+    assert np.isnan(ops.from_bfloat16(ops.to_bfloat16(np.array([quiet, signalling, -quiet])))).all()
+
+
 @ISAS
 @pytest.mark.parametrize("rows", [*range(1, 14), 31, 64])
 @pytest.mark.parametrize(("n", "k"), [(32, 64), (33, 96), (70, 10), (5, 576)])

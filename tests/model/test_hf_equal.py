@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from attnix.drivers.accel.cuda.weights import as_tensor
 from attnix.drivers.accel.weights import load_model
 from attnix.syscalls.text import ChatMessage, TextModel, load_text
 
@@ -133,7 +134,7 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def smollm2_hf(smollm2: Path) -> Any:
     """transformers' Llama on the weights that we read from the GGUF file, float32."""
-    config, weights, _ = load_model(smollm2)
+    config, weights, _ = load_model(smollm2, "float32")
     model: Any = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             hidden_size=config.hidden,
@@ -148,7 +149,9 @@ def smollm2_hf(smollm2: Path) -> Any:
             tie_word_embeddings=config.tied,
         )
     )
-    missing, unexpected = model.load_state_dict(weights, strict=False)
+    missing, unexpected = model.load_state_dict(
+        {name: as_tensor(array) for name, array in weights.items()}, strict=False
+    )
     assert missing == ["lm_head.weight"] and not unexpected
     model.tie_weights()
     return model.eval()

@@ -208,7 +208,8 @@ def make(
 ) -> Model:
     monkeypatch.setenv("ATTNIX_CPU_ISA", isa.name.lower())
     weight_dtype: Literal["float32", "bfloat16"] = "bfloat16" if dtype == "bfloat16" else "float32"
-    model = Model(c, weights, kv_dtype=dtype, dtype=weight_dtype, numerics="invariant", threads=threads)
+    arrays = {name: tensor.numpy() for name, tensor in weights.items()}
+    model = Model(c, arrays, kv_dtype=dtype, dtype=weight_dtype, numerics="invariant", threads=threads)
     assert model.isa is isa
     return model
 

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from attnix.drivers.accel.config import RopeScaling
+from attnix.drivers.accel.cuda.weights import as_tensor
 from attnix.drivers.accel.hf_config import config_from_hf
 from attnix.drivers.accel.identity import fingerprint
 from attnix.drivers.accel.metadata import load_config
@@ -47,16 +48,17 @@ def test_weights_are_those_of_the_model(tiny_model: Tiny, name: str) -> None:
     theirs = model.state_dict()
     tied = model.config.tie_word_embeddings
     assert set(weights) == set(theirs) - ({"lm_head.weight"} if tied else set()) == set(expected_shapes(config))
-    for key, tensor in weights.items():
-        assert torch.equal(tensor, theirs[key]), key
+    for key, array in weights.items():
+        assert torch.equal(as_tensor(array), theirs[key]), key
     assert metadata.weights == sum(parameter.numel() for parameter in model.parameters())
     assert metadata.storage == "F32" and config == load_config(path)
 
 
 def test_conversion_on_reading(tiny_model: Tiny) -> None:
     path, model = tiny_model("llama")
-    _, weights, _ = open_model(path, torch.bfloat16)
-    assert torch.equal(weights["model.norm.weight"], model.model.norm.weight.to(torch.bfloat16))
+    _, weights, _ = open_model(path, "bfloat16")
+    for name, theirs in model.state_dict().items():
+        assert torch.equal(as_tensor(weights[name]), theirs.to(torch.bfloat16))
     with pytest.raises(KeyError):
         weights["model.layers.9.mlp.up_proj.weight"]
 
@@ -67,19 +69,27 @@ def test_shards(tiny_model: Tiny, tmp_path: Path) -> None:
     assert len(find_files(tmp_path).weights) > 2
     _, whole, _ = load_model(path)
     _, sharded, _ = load_model(tmp_path)
-    assert set(whole) == set(sharded) and all(torch.equal(whole[name], sharded[name]) for name in whole)
+    assert set(whole) == set(sharded) and all(np.array_equal(whole[name], sharded[name]) for name in whole)
     find_files(tmp_path).weights[1].unlink()
     with pytest.raises(ModelError, match=r"lacks model-00002-of-.*incomplete"):
         open_model(tmp_path)
 
 
-def test_stored_as_float16(tiny_model: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "storage"), [(torch.float16, "F16"), (torch.bfloat16, "BF16"), (torch.float64, "F64")]
+)
+def test_stored_in_other_widths(tiny_model: Tiny, tmp_path: Path, dtype: torch.dtype, storage: str) -> None:
     path, model = tiny_model("llama")
-    copy = copy_of(path, tmp_path / "half")
-    half = {name: tensor.half() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(half, copy / "model.safetensors")
-    _, weights, metadata = load_model(copy)
-    assert metadata.storage == "F16" and torch.equal(weights["lm_head.weight"], half["lm_head.weight"])
+    copy = copy_of(path, tmp_path / "copy")
+    stored = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(stored, copy / "model.safetensors")
+    for read_as in (None, "float32", "bfloat16"):
+        _, weights, metadata = load_model(copy, read_as)
+        assert metadata.storage == storage
+        for name, tensor in stored.items():
+            assert torch.equal(
+                as_tensor(weights[name]), tensor if read_as is None else tensor.to(getattr(torch, read_as))
+            )
 
 
 # -- config.json --------------------------------------------------------------------------------------------------

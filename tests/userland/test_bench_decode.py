@@ -20,6 +20,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
+from attnix.drivers.accel.cuda.weights import as_tensor
 from attnix.drivers.accel.weights import open_model
 from attnix.syscalls import connect
 from attnix.userland.bench.decode import Case, Options, _Run, export, limits_of, run
@@ -106,10 +107,10 @@ def test_the_peers_get_the_same_weights(tmp_path: Path, monkeypatch: pytest.Monk
     for name, tensor in expected.items():
         assert hf[name].dtype == torch.bfloat16
         assert torch.equal(hf[name], tensor), name
-    config, weights, _ = open_model(folder / "bf16.gguf", torch.bfloat16)  # as attnix reads the file for llama.cpp
+    config, weights, _ = open_model(folder / "bf16.gguf", "bfloat16")  # as attnix reads the file for llama.cpp
     assert (config.layers, config.heads, config.kv_heads, config.vocab) == (LAYERS, HEADS, KV_HEADS, VOCAB)
     for name, tensor in expected.items():
-        assert torch.equal(weights[name].to(torch.bfloat16), tensor), name
+        assert torch.equal(as_tensor(weights[name]), tensor), name
     made = (folder / "bf16.gguf").stat().st_mtime_ns
     assert export(tmp_path / "tiny.gguf") == folder
     assert (folder / "bf16.gguf").stat().st_mtime_ns == made, "it was written twice"

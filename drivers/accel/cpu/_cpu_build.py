@@ -54,6 +54,7 @@ ffi.cdef(
     int ax_op_silu_mul(int isa, const float *gate, const float *up, int n, float *y);
     int ax_op_rope(int isa, float *x, const float *cosine, const float *sine, int m, int head_dim);
     int ax_op_log_sums(int isa, const float *x, int m, int n, double *sums, int32_t *best);
+    void ax_op_to_bf16(const float *x, int64_t n, uint16_t *y);
     """
 )
 ffi.set_source(

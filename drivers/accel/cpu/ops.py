@@ -108,5 +108,18 @@ def log_sums(x: F32, *, isa: Isa) -> tuple[F64, I32]:
     return sums, best
 
 
+def to_bfloat16(x: F32) -> U16:
+    """Bit patterns of the nearest bfloat16, ties to even; NaN stays NaN."""
+    x = np.ascontiguousarray(x, np.float32)
+    y = np.empty(x.shape, np.uint16)
+    lib.ax_op_to_bf16(_f32(x), x.size, ffi.cast("uint16_t *", ffi.from_buffer(y)))
+    return y
+
+
+def from_bfloat16(x: U16) -> F32:
+    """What bit patterns of bfloat16 stand for."""
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
 def _f32(array: F32) -> Any:
     return ffi.cast("float *", ffi.from_buffer(array))

@@ -21,6 +21,7 @@ from ...stored import Gates
 from ..config import KvDtype, ModelConfig
 from ..engine import Arena, Pass, Results, Seqs, Want
 from ..model import F32, GATE_LIMIT_NS, I32, I64, NO_GATES, Numerics, PageRows, PassRefused, Refusal
+from ..weights import Array
 from .carrier import DeviceCarrier
 from .checks import check_records, check_rest, read_table
 from .device import Device
@@ -56,7 +57,7 @@ class CudaEngine:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Array],
         device: Device,
         ops: Ops,
         *,

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..config import ModelConfig
 from ..model import rotary_frequencies
+from ..weights import Array
 
 
 class Shard(NamedTuple):
@@ -69,9 +71,17 @@ class DeviceWeights:
         return self.embed.dtype
 
 
+def as_tensor(array: Array) -> torch.Tensor:
+    """A tensor over an array of weights, or over a copy where that may not be written; uint16 is bfloat16."""
+    writable = np.require(array, requirements="W")
+    if writable.dtype == np.uint16:
+        return torch.from_numpy(writable.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(writable)
+
+
 def load_weights(
     config: ModelConfig,
-    weights: Mapping[str, torch.Tensor],
+    weights: Mapping[str, Array],
     device: torch.device,
     dtype: torch.dtype,
     shard: Shard = Shard(),  # noqa: B008 (immutable)
@@ -80,11 +90,11 @@ def load_weights(
     c, d = config, config.head_dim
 
     def rows(name: str, part: slice | None = None) -> torch.Tensor:
-        tensor = weights[name]
+        tensor = as_tensor(weights[name])
         return (tensor if part is None else tensor[part]).to(device=device, dtype=dtype)
 
     def columns(name: str, part: slice) -> torch.Tensor:
-        return weights[name][:, part].to(device=device, dtype=dtype).contiguous()
+        return as_tensor(weights[name])[:, part].to(device=device, dtype=dtype).contiguous()
 
     def of_heads(total: int) -> slice:
         part = shard.part(total)

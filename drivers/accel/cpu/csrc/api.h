@@ -25,5 +25,6 @@ int ax_op_rms_norm(int isa, const float *x, const float *weight, float eps, int 
 int ax_op_silu_mul(int isa, const float *gate, const float *up, int n, float *y);
 int ax_op_rope(int isa, float *x, const float *cosine, const float *sine, int m, int head_dim);
 int ax_op_log_sums(int isa, const float *x, int m, int n, double *sums, int32_t *best);
+void ax_op_to_bf16(const float *x, int64_t n, uint16_t *y);
 
 #endif

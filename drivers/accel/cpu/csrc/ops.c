@@ -76,3 +76,8 @@ int ax_op_log_sums(int isa, const float *x, int m, int n, double *sums, int32_t 
     for (int i = 0; i < m; i++) sums[i] = table_of(isa)->log_sum(x + (size_t)i * (size_t)n, n, &best[i]);
     return AX_OK;
 }
+
+/* y[i] = x[i] as bfloat16, to the nearest, ties to even */
+void ax_op_to_bf16(const float *x, int64_t n, uint16_t *y) {
+    for (int64_t i = 0; i < n; i++) y[i] = ax_to_bf16(x[i]);
+}
