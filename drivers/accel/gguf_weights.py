@@ -45,7 +45,9 @@ _BLOCK: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _FLOATS: Final = {Kind.F32: "<f4", Kind.F16: "<f2", Kind.BF16: "<u2"}
-_PIECE_BYTES: Final = 8 << 20  # dequantise so much at a time: gguf's arithmetic makes several temporaries of its size
+_PIECE_BYTES: Final = (
+    32 << 10
+)  # of blocks at a time: what gguf's arithmetic makes of them in between stays in the cache
 
 
 class GgufTensors:
@@ -123,11 +125,13 @@ def _hf_name(header: GgufHeader, entry: TensorEntry) -> str:
 def _dequantise(raw: npt.NDArray[np.uint8], kind: Kind, shape: tuple[int, ...]) -> Array:
     if kind in _FLOATS:
         return raw.view(_FLOATS[kind]).reshape(shape)
-    rows = raw.reshape(math.prod(shape[:-1]), -1)
-    out = np.empty((len(rows), shape[-1]), np.float32)
-    step = max(1, _PIECE_BYTES // rows.shape[1])
-    for first in range(0, len(rows), step):
-        out[first : first + step] = gguf.quants.dequantize(rows[first : first + step], kind)
+    values, stored = gguf.GGML_QUANT_SIZES[kind]
+    blocks = raw.reshape(-1, stored)
+    out = np.empty((len(blocks), values), np.float32)
+    step = _PIECE_BYTES // stored
+    arithmetic: Any = getattr(gguf.quants, kind.name)
+    for first in range(0, len(blocks), step):
+        out[first : first + step] = arithmetic.dequantize_blocks(blocks[first : first + step])
     return out.reshape(shape)
 
 
