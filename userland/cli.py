@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+
+from attnix import __version__
 
 from .commands.agent import agent
 from .commands.batch import batch
@@ -84,6 +86,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"attnix {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which attnix this is.")
+    ] = False,
+) -> None:
+    pass
+
 
 _PROGRAMS: tuple[Callable[..., None], ...] = (
     demo, pull, boot, run_, chat, agent, batch, serve, shutdown

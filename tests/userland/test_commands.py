@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -296,6 +297,11 @@ def test_every_command_has_help(attnix: Attnix) -> None:
         said = attnix(name, "--help")
         assert said.status == 0
         assert "--help" in said.out
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"attnix {importlib.metadata.version('attnix')}\n"
 
 
 def test_bench_passes_everything_on() -> None:
