@@ -177,7 +177,7 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     at = ("--model", str(next(iter(made), None) or real[0]))
     tiny = ("--rounds", "1") if dry else ()
     yield Step("attention", (*attnix, "bench", "attention", *(("--dry", *tiny) if dry else ())), device, shown=True)
-    quick = ("--quick", "--only", "batch 1,", "--hbm-mib", "64") if dry else ()
+    quick = ("--quick", *tiny, "--steps", "4", "--only", "batch 1,", "--hbm-mib", "64") if dry else ()
     yield Step(
         "decode", (*attnix, "bench", "decode", *at, "--peers", "", *quick), interpreted | home, True, stand_ins=made
     )

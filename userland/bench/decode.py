@@ -59,7 +59,7 @@ QUIET_S: Final = 0.5
 class Options(NamedTuple):
     """What to measure.
 
-    quick    batches 1 and 8, prompts of 128 tokens, 2 pairs: does it work, not how fast is it
+    quick    batches 1 and 8, prompts of 128 tokens, at most 2 pairs of 8 passes: does it work, not how fast is it
     peers    names in PEERS
     python   interpreter of the peers' venv; "": `.venv-peers` beside the sources
     rounds   pairs behind each median
@@ -159,8 +159,8 @@ class _Run:
         self._expected: list[int] = []
         self._is_warm = False
         self._random = random.Random(SEED)
-        self._rounds = 2 if options.quick else options.rounds
-        self._steps = 8 if options.quick else options.steps
+        self._rounds = min(2, options.rounds) if options.quick else options.rounds
+        self._steps = min(8, options.steps) if options.quick else options.steps
         self._patience_s = 0.0 if options.quick else options.patience_s
         self._others = Others(self._cpu_seconds)
 
