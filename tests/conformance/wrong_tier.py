@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -98,6 +99,9 @@ def opens_the_gate_too_early() -> None:
     def hasty(job: jobs.DirectRead) -> Iterator[Operation]:
         if job._gates is not None:
             job._gates.store(job.effect.gate, job.effect.ticket, job.format.layers)
+            time.sleep(
+                0.3
+            )  # a slow file: else it may all be there before anybody has looked, and there is no mistake to see
         return plan(job)
 
     patch(jobs.DirectRead, _plan=hasty)

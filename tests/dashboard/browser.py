@@ -12,7 +12,6 @@ from typing import Any, Final
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from ..gateway.rig import DEADLINE_S
@@ -73,4 +72,13 @@ def until(driver: webdriver.Chrome, holds: Callable[[], Any], seconds: float = D
 
 
 def text(driver: webdriver.Chrome, selector: str) -> str:
-    return driver.find_element(By.CSS_SELECTOR, selector).text
+    """What the first such element shows."""
+    return each(driver, selector, "innerText")[0].strip()
+
+
+def each(driver: webdriver.Chrome, selector: str, property: str) -> list[str]:
+    """A property of every such element, of one moment: an element that was found may be gone when it is asked."""
+    found: list[str] = driver.execute_script(
+        f"return [...document.querySelectorAll(arguments[0])].map((element) => element.{property})", selector
+    )
+    return found

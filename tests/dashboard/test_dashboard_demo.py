@@ -16,14 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from selenium.webdriver import Chrome
-from selenium.webdriver.common.by import By
 
 from attnix.syscalls import AsyncClient, aconnect
 from attnix.userland.demo.story import AGENTS as ALL
 from attnix.userland.demo.work import work_shared
 
 from ..gateway.rig import Process, environment
-from .browser import text, until
+from .browser import each, text, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -198,7 +197,7 @@ def test_its_timelines_say_what_each_was_doing(page: Chrome, processes: list[dic
 
 def test_its_tiers_and_hits_are_those_of_attnix_top(page: Chrome, booted: Booted) -> None:
     top = booted.said("top", "-i", "0.1")
-    shown = {box.text.split()[0]: box.text for box in page.find_elements(By.CSS_SELECTOR, ".tier p")}
+    shown = {said.split()[0]: said for said in each(page, ".tier p", "innerText")}
     assert list(shown) == [tier["device"] for tier in top["tiers"]] == ["hbm0", "dram0", "nvme0"]
     for tier in top["tiers"]:
         capacity, free, cache = (tier[f"{name}_frames"] for name in ("capacity", "free", "reclaimable"))
@@ -229,5 +228,4 @@ def test_its_tree_has_every_fork(page: Chrome, processes: list[dict[str, Any]]) 
     rows = [context for row in processes for context in row["contexts"]]
     forks = {context["cid"] for context in rows if context["parent"]}
     assert len(forks) == len(AGENTS)
-    nested = page.find_elements(By.CSS_SELECTOR, "#tree > ul > li > ul > li > div")
-    assert {int(line.get_attribute("data-cid") or 0) for line in nested} == forks
+    assert {int(cid) for cid in each(page, "#tree > ul > li > ul > li > div", "dataset.cid")} == forks

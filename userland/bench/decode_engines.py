@@ -22,6 +22,7 @@ from attnix.syscalls.types import AppendArgs, AppendResult
 
 PEERS_DIR: Final = Path(__file__).resolve().parent / "peers"
 SLACK_TOKENS: Final = 8  # the last stream may start so many passes after the first
+ATTEMPTS: Final = 5  # at a decode in which it does
 
 Prompts = list[list[int]]
 
@@ -84,12 +85,20 @@ class Ours:
 
     def decode(self, steps: int) -> tuple[float, list[list[int]]]:
         """Timed from the arrival of the last stream's first token: from there on each pass gives one to every stream."""
+        for _ in range(ATTEMPTS):
+            timed = self._decode_once(steps)
+            if timed is not None:
+                return timed
+        raise BenchError(f"{len(self._contexts)} streams did not run together, {ATTEMPTS} times: is this machine busy?")
+
+    def _decode_once(self, steps: int) -> tuple[float, list[list[int]]] | None:
+        """None: some had ended before the last was done, since it began late or we were not given a processor."""
         for context in self._contexts:
             context.truncate(self._length + 1)
         passes, compute_ns = self._counter("passes"), self._counter("compute_ns")
         streams = [c.stream(steps + 1 + SLACK_TOKENS, ignore_eos=True) for c in self._contexts]
         began, arrived, at_start = 0.0, 0, 0
-        seconds = 0.0
+        seconds, late = 0.0, True
         for note in streams[-1]:
             now = time.perf_counter()
             arrived += len(note.tokens) // 4
@@ -97,9 +106,10 @@ class Ours:
                 began, at_start = now, arrived
             elif not seconds and arrived >= at_start + steps:
                 seconds = (now - began) * steps / (arrived - at_start)
-                if any(stream.done for stream in streams):
-                    raise BenchError(f"{len(streams)} streams did not start within {SLACK_TOKENS} passes")
+                late = any(stream.done for stream in streams)
         tokens = [unpack_ids(stream.result().tokens)[:steps] for stream in streams]
+        if late:
+            return None
         passes, compute_ns = self._counter("passes") - passes, self._counter("compute_ns") - compute_ns
         self.overheads.append(Overhead(seconds / steps * 1e9, compute_ns / passes))
         return seconds, tokens
