@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .coreapi import CoreApi
     from .cost import Costs
     from .evict.view import KernelView
+    from .evictor import Evictor
     from .movers import Movers
 
 SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
@@ -148,6 +149,15 @@ class Machine:
     def raise_ids(self, pid: int, cid: int) -> None:
         """Every id from now on is larger."""
         self._next_pid, self._next_cid = max(self._next_pid, pid), max(self._next_cid, cid)
+
+    def policy_faults(self) -> list[tuple[str, str, str]]:
+        """(device, fault, instead) of each third party's policy that lost its place: in words, and the policy that has it."""
+        devices = [d for d in self.devices if not d.removed]
+        seats: list[tuple[Device, Evictor | Scheduler]] = [
+            *((d, self.tiers.evictors[d.index]) for d in devices),
+            *((d, self.schedulers[d.index]) for d in devices if d.tier == "hbm"),
+        ]
+        return [(device.name, seat.fault, seat.policy.name) for device, seat in seats if seat.fault]
 
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)
