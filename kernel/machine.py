@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from . import injected
-from .calls import ForwardResult, GenerateResult, ScoreResult, SnapshotResult, UnameResult, Usage, WaitResult
+from .calls import (
+    ForwardResult,
+    GenerateResult,
+    LostPlaceRow,
+    ScoreResult,
+    SnapshotResult,
+    UnameResult,
+    Usage,
+    WaitResult,
+)
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
@@ -150,14 +159,14 @@ class Machine:
         """Every id from now on is larger."""
         self._next_pid, self._next_cid = max(self._next_pid, pid), max(self._next_cid, cid)
 
-    def policy_faults(self) -> list[tuple[str, str, str]]:
-        """(device, fault, instead) of each third party's policy that lost its place: in words, and the policy that has it."""
+    def lost_places(self) -> list[LostPlaceRow]:
+        """Third parties' policies that have failed, with those that decide in their places."""
         devices = [d for d in self.devices if not d.removed]
-        seats: list[tuple[Device, Evictor | Scheduler]] = [
-            *((d, self.tiers.evictors[d.index]) for d in devices),
-            *((d, self.schedulers[d.index]) for d in devices if d.tier == "hbm"),
+        places: list[tuple[Device, str, Evictor | Scheduler]] = [
+            *((d, f"evict.{d.tier}", self.tiers.evictors[d.index]) for d in devices),
+            *((d, "sched.policy", self.schedulers[d.index]) for d in devices if d.tier == "hbm"),
         ]
-        return [(device.name, seat.fault, seat.policy.name) for device, seat in seats if seat.fault]
+        return [LostPlaceRow(d.name, name, p.fault, p.policy.name) for d, name, p in places if p.fault]
 
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)

@@ -289,8 +289,9 @@ CALLS: Final[tuple[Call, ...]] = (
         """, since=2),
     _call(93, "health", _SYSTEM, c.HealthArgs, c.HealthResult, "", """
         What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent prompts began
-        (to their own uid only), how fast links were at first, how right etas were, and who holds the frames.  While several
-        uids are served, only the daemon's own user is told more than its own prompts.
+        (to their own uid only), how fast links were at first, how right etas were, who holds the frames, which policies lost
+        their places, and which drivers died.  While several uids are served, only the daemon's own user is told more than its own
+        prompts.
         """, since=4),
     _call(94, "frames", _SYSTEM, c.FramesArgs, c.FramesResult, "ENODEV", """
         The frames of a device, so many from `start` on: state, the oldest context that has the content, how many share it, how long

@@ -456,8 +456,9 @@ class SyncPlainCalls(ABC):
 
     def health(self, heads: int = 64) -> HealthResult:
         """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
-        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
-        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        prompts began (to their own uid only), how fast links were at first, how right etas were, who holds the
+        frames, which policies lost their places, and which drivers died. While several uids are served, only the
+        daemon's own user is told more than its own prompts.
         """
         return self._invoke("health", HealthArgs(heads), HealthResult)
 
@@ -867,8 +868,9 @@ class AsyncPlainCalls(ABC):
 
     async def health(self, heads: int = 64) -> HealthResult:
         """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
-        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
-        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        prompts began (to their own uid only), how fast links were at first, how right etas were, who holds the
+        frames, which policies lost their places, and which drivers died. While several uids are served, only the
+        daemon's own user is told more than its own prompts.
         """
         return await self._invoke("health", HealthArgs(heads), HealthResult)
 

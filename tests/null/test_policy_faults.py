@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel.calls import LostPlaceRow
 from attnix.kernel.core import Core
 from attnix.kernel.evict import registry
 from attnix.kernel.evict.fifo import Fifo
@@ -140,10 +141,10 @@ def test_sleep_does_not_make_it_forgotten_and_naming_another_does(
         client.call("append", ctx, ints(range(first, first + 14)))
         client.call("generate", ctx, 1)
         client.call("release", ctx)
-    lost = [("hbm0", "eviction policy mine failed in victims (RuntimeError: boo)", "lru")]
-    assert system.kernel.machine.policy_faults() == lost
+    lost = [LostPlaceRow("hbm0", "evict.hbm", "eviction policy mine failed in victims (RuntimeError: boo)", "lru")]
+    assert system.kernel.machine.lost_places() == lost
     client.call("sleep")
     client.call("wake")
-    assert system.kernel.machine.policy_faults() == lost
+    assert system.kernel.machine.lost_places() == lost
     client.call("sysctl", "evict.hbm", "lru")
-    assert system.kernel.machine.policy_faults() == []
+    assert system.kernel.machine.lost_places() == []

@@ -279,8 +279,8 @@ class Replay:
                 self._settle()
         if self._answering or self._waiting:
             raise RuntimeError(f"{len(self._answering) + len(self._waiting)} requests were never answered")
-        for _, fault, instead in self.kernel.machine.policy_faults():
-            raise RuntimeError(f"{fault}: what was measured is {instead}")
+        for lost in self.kernel.machine.lost_places():
+            raise RuntimeError(f"{lost.fault}: what was measured is {lost.instead}")
         return self._summary()
 
     def _step(self, event: Event) -> list[Effect]:
