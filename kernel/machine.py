@@ -59,6 +59,8 @@ _KIND = {"stop": KIND_TURN, "length": KIND_LENGTH, "cancelled": KIND_CANCELLED}
 
 
 class Machine:
+    """Errno: of a limit in the configuration that cannot be."""
+
     def __init__(self, config: KernelConfig, core: CoreApi) -> None:
         self.config = config
         self.core = core
@@ -103,6 +105,9 @@ class Machine:
         self._next_pid = self._next_cid = self._next_order = self._next_timer = self._born = 0
         self.tiers.begin()
         self.errands = Errands(self)
+        for name, resource, soft, hard in config.limits:
+            self.groups.set_limit(self.groups.named(name), resource, soft, hard)
+            self.log("info", f"group {name}: {resource} soft {soft} hard {hard}, from boot on")
 
     # -- small things ---------------------------------------------------------------------------------------------
 
