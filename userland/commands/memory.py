@@ -5,7 +5,7 @@ They name a context by its cid, as `attnix ps -c` shows it, or by its name, whoe
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -14,11 +14,19 @@ from attnix.syscalls.types import MovedResult
 
 from ..output import CommandError, JsonOption, SocketOption, call_system, cid_number, print_json, show
 from ..units import count
-from .durable import WhichArgument
+from .durable import WHICH
+
+
+def name_or_cid(text: str) -> str:
+    """As it is.  Error: typer.BadParameter for a number that is no cid."""
+    return str(cid_number(text)) if text.isdecimal() else text
+
+
+ContextArgument: TypeAlias = Annotated[str, typer.Argument(metavar="CTX", help=WHICH, parser=name_or_cid)]
 
 
 def prefetch(
-    which: WhichArgument,
+    which: ContextArgument,
     tier: Annotated[str, typer.Option("--tier", "-t", help="Bring it up to this tier.")] = "hbm",
     deadline_ms: Annotated[int, typer.Option("--deadline-ms", help="Give up after so long; 0: never.", min=0)] = 0,
     as_json: JsonOption = False,
@@ -31,7 +39,7 @@ def prefetch(
 
 
 def demote(
-    which: WhichArgument,
+    which: ContextArgument,
     tier: Annotated[str, typer.Option("--tier", "-t", help="Copy it down to this tier.")] = "dram",
     as_json: JsonOption = False,
     socket: SocketOption = "",
@@ -42,7 +50,7 @@ def demote(
     tell(moved, tier, as_json)
 
 
-def evict(which: WhichArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
+def evict(which: ContextArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
     """Give a context's frames back in every tier; its log stays, so what is wanted again is computed again."""
     with call_system(socket, "evict") as system:
         moved = system.evict(0, cid_of(system, which))
@@ -53,7 +61,7 @@ def cid_of(system: Client, which: str) -> int:
     """Of a number, itself; of a name, the context that has it.  Nothing is opened: it stays with whoever holds it.
     Error: CommandError."""
     if which.isdecimal():
-        return cid_number(which)
+        return int(which)
     found = [row.cid for row in system.names(which).rows if row.name == which]
     if not found:
         raise CommandError(f"nothing is named {which!r}: `attnix names` lists what is, `attnix ps -c` every context")
@@ -81,7 +89,7 @@ def _blocks(number: int) -> str:
 
 
 def pin(
-    which: WhichArgument,
+    which: ContextArgument,
     duration_ms: Annotated[
         int, typer.Option("--duration-ms", help="For so long; 0: as long as sysctl pin.max_ms allows.", min=0)
     ] = 0,
@@ -96,7 +104,7 @@ def pin(
         print_json({"pinned": cid})
 
 
-def unpin(which: WhichArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
+def unpin(which: ContextArgument, as_json: JsonOption = False, socket: SocketOption = "") -> None:
     """Let a pinned context leave hbm again."""
     with call_system(socket, "unpin") as system:
         cid = cid_of(system, which)
