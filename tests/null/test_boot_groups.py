@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from attnix.boot import BootError, make_kernel, parse
 from attnix.boot_groups import read_limits
-from attnix.kernel.config import GroupLimit
+from attnix.kernel.config import DeviceConfig, GroupLimit, KernelConfig
+from attnix.kernel.geometry import KvShape
+from attnix.kernel.step import Kernel
+from attnix.kernel.twin import TwinCore
 
 FRAME_BYTES = 360 << 10
 
@@ -61,3 +65,31 @@ def test_what_is_wrong_in_it_is_said_with_its_place(tmp_path: Path, text: str, s
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No such file"):
         read_limits(str(tmp_path / "none.toml"), FRAME_BYTES)
+
+
+def booted(*limits: GroupLimit) -> Kernel:
+    """With 32 frames."""
+    config = KernelConfig(
+        (DeviceConfig("hbm0", "hbm", 32),), KvShape(1, 1, 2, 2), 64, 256, (("weights", "sim"),), block_tokens=4, max_contexts=8,
+        limits=limits,
+    )  # fmt: skip
+    rows = [memoryview(bytearray(config.layout.total_bytes))]
+    return make_kernel(parse(["--groups", "g.toml"]), config, TwinCore(bytes(16), 4, config.layout, [32], rows))
+
+
+def test_guarantees_that_do_not_fit_are_said_with_the_file() -> None:
+    assert not booted(GroupLimit("uid:7", "hbm", 12, -1), GroupLimit("uid:8", "hbm", 20, -1)).fsck()
+    with pytest.raises(
+        BootError, match=r"^--groups g.toml: 20 of hbm cannot be guaranteed to uid:8: 13 are to others, of 32$"
+    ):
+        booted(GroupLimit("uid:7", "hbm", 13, -1), GroupLimit("uid:8", "hbm", 20, -1))
+
+
+def test_what_is_set_at_boot_holds_and_group_set_changes_it() -> None:
+    kernel = booted(GroupLimit("uid:7", "hbm", -1, 8), GroupLimit("uid:7", "weight", -1, 300))
+    group = kernel.machine.groups.named("uid:7")
+    assert (group.limits, group.weight) == ({"hbm": (0, 8)}, 300)
+    assert kernel.machine.core.account(0, group.number).hard == 8
+    assert any(row.text == "group uid:7: hbm soft -1 hard 8, from boot on" for row in kernel.machine.dmesg.since(0))
+    kernel.machine.groups.set_limit(group, "hbm", 0, 0)
+    assert group.limits == {}
