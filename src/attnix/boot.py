@@ -58,6 +58,7 @@ from attnix.drivers.supervisor import DriverStartError, Supervisor
 from attnix.durable import Durable, open_durable
 from attnix.kernel.config import DeviceConfig, GroupLimit, KernelConfig
 from attnix.kernel.core import Core
+from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.errors import Errno
 from attnix.kernel.events import Bug, Event
 from attnix.kernel.evict import registry
@@ -320,7 +321,7 @@ def kernel_config(
     )
 
 
-def make_kernel(options: Options, config: KernelConfig, core: Core) -> Kernel:
+def make_kernel(options: Options, config: KernelConfig, core: CoreApi) -> Kernel:
     """Error: BootError, of limits that cannot be."""
     try:
         return Kernel(config, core)
