@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .calls_health import DriverRow as DriverRow
 from .calls_health import FramesArgs as FramesArgs
 from .calls_health import FramesResult as FramesResult
 from .calls_health import HeadRow as HeadRow
@@ -20,6 +21,7 @@ from .calls_health import HealthArgs as HealthArgs
 from .calls_health import HealthResult as HealthResult
 from .calls_health import HoldingRow as HoldingRow
 from .calls_health import LinkRow as LinkRow
+from .calls_health import LostPlaceRow as LostPlaceRow
 from .calls_health import SampleRow as SampleRow
 from .calls_health import ToolRow as ToolRow
 from .params import OOM_ADJ_AS_IS

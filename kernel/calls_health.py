@@ -82,6 +82,26 @@ class HoldingRow(NamedTuple):
     pinned_frames: int  # of these, and of contexts without work: pinned
 
 
+class LostPlaceRow(NamedTuple):
+    """A third party's policy that failed on a device, whose place another has."""
+
+    device: str
+    setting: str  # the sysctl that names the policy of that place
+    fault: str  # in words: which policy, when, what
+    instead: str
+
+
+class DriverRow(NamedTuple):
+    """A driver that has died, given up, or whose transfers all fail."""
+
+    device: str
+    up: bool
+    gone: str  # why it will not be started again by itself; "": it will
+    reason: str  # of its last death
+    deaths: tuple[tuple[int, int], ...]  # when it went down and came up again (0: not yet), the last ones, oldest first
+    mute: int  # transfers in a row of which nothing arrived, though it lives
+
+
 class HealthResult(NamedTuple):
     at_ns: int
     samples: tuple[SampleRow, ...]  # oldest first, about a second apart while something happens
@@ -89,6 +109,8 @@ class HealthResult(NamedTuple):
     links: tuple[LinkRow, ...]
     tools: tuple[ToolRow, ...]
     holdings: tuple[HoldingRow, ...]
+    lost_places: tuple[LostPlaceRow, ...] = ()
+    drivers: tuple[DriverRow, ...] = ()  # those with which something is, or was
 
 
 class FramesArgs(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .geometry import KvShape, RowLayout
 from .params import BLOCK_TOKENS, MAX_CONTEXTS
@@ -15,6 +16,15 @@ class DeviceConfig:
     name: str  # hbm0
     tier: str  # hbm | dram | nvme | remote | sim
     capacity_frames: int
+
+
+class GroupLimit(NamedTuple):
+    """As `setlimit` takes it."""
+
+    group: str
+    resource: str
+    soft: int
+    hard: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,7 @@ class KernelConfig:
     daemon_pid: int = 0
     sharing: str = "uid"  # who shares prefixes: "uid" | "none" (every context alone: the stateless baseline)
     sysctl: dict[str, int | str] = field(default_factory=dict)
+    limits: tuple[GroupLimit, ...] = ()  # of groups, from the start; what contains a group before it
 
     @property
     def layout(self) -> RowLayout:

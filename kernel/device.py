@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from .batch import SEQ_BYTES, Seq, unpack_seqs
 from .config import DeviceConfig
 from .events import Exec
 
 RESTART_AFTER_FAILURES = 3  # passes in a row that fail before the driver is restarted
+DEATHS = 32  # of its drivers that are remembered
 BLAME_AFTER_FAILURES = 3  # passes of a context alone that fail, others going well, before it is to blame
 
 
@@ -17,6 +20,7 @@ class Device:
         "blame",
         "capacity",
         "corrupt",
+        "deaths",
         "direct",
         "draining",
         "driver_pid",
@@ -31,6 +35,7 @@ class Device:
         "index",
         "isolate",
         "layered",
+        "mute",
         "name",
         "read_only",
         "removed",
@@ -40,6 +45,7 @@ class Device:
         "tier",
         "transfer_seq",
         "up",
+        "why_down",
     )  # fmt: skip
 
     def __init__(self, index: int, config: DeviceConfig) -> None:
@@ -49,6 +55,11 @@ class Device:
         self.capacity = config.capacity_frames
         self.up = False
         self.gone = ""  # why its driver will not come back; "" = it is up or being restarted
+        self.deaths: deque[tuple[int, int]] = deque(
+            maxlen=DEATHS
+        )  # of its drivers: when, and when the next was up (0: not yet)
+        self.why_down = ""  # the last of them
+        self.mute = 0  # transfers in a row that all failed, though its driver answered
         self.epoch = 0
         self.driver_pid = 0
         self.restarts = 0

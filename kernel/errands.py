@@ -307,7 +307,7 @@ class Sleep(Errand):
                     m.schedulers[device.index].rest(context)
             lost += len(m.tiers.lacking(m.core.oldest(device.index, device.capacity), m.tiers.keepers(device)))
             m.core.lose(device.index)
-            m.tiers.evictors[device.index].use(m.tiers.evictors[device.index].policy.name)
+            m.tiers.evictors[device.index].renew()
             device.up = False
             m.emit(SleepDriver(device.index))
         self.asked = True

@@ -47,6 +47,12 @@ class Evictor:
         if self.policy.listens:
             self.policy.inserted(self._m.view, self._device.index, self._core.oldest(self._device.index, 1 << 30))
 
+    def renew(self) -> None:
+        """Go on with the same, which knows nothing any more.  One that lost its place has it no more than before."""
+        fault = self.fault
+        self.use(self.policy.name)
+        self.fault = self.fault or fault
+
     def _made(self, policy: str) -> EvictionPolicy:
         self.fault = ""
         made = make_guarded(policy, self._failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .calls import HealthResult, HoldingRow, LinkRow, ToolRow
+from .calls import DriverRow, HealthResult, HoldingRow, LinkRow, ToolRow
 from .look import alone
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ def health(m: Machine, uid: int, heads_each: int) -> HealthResult:
     heads = m.heads.rows(uid, everybody, heads_each)
     if not everybody:
         return HealthResult(m.now_ns, (), heads, (), (), ())
-    return HealthResult(m.now_ns, m.history.rows(), heads, links(m), tools(m), holdings(m))
+    lost = tuple(m.lost_places())
+    return HealthResult(m.now_ns, m.history.rows(), heads, links(m), tools(m), holdings(m), lost, drivers(m))
 
 
 def links(m: Machine) -> tuple[LinkRow, ...]:
@@ -27,6 +28,14 @@ def links(m: Machine) -> tuple[LinkRow, ...]:
         for device in m.devices
         if not device.removed
         for verb, link in m.costs.links_of(device.index)
+    )
+
+
+def drivers(m: Machine) -> tuple[DriverRow, ...]:
+    return tuple(
+        DriverRow(device.name, device.up, device.gone, device.why_down, tuple(device.deaths), device.mute)
+        for device in m.devices
+        if not device.removed and (device.deaths or device.gone or device.mute)
     )
 
 

@@ -12,7 +12,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from . import injected
-from .calls import ForwardResult, GenerateResult, ScoreResult, SnapshotResult, UnameResult, Usage, WaitResult
+from .calls import (
+    ForwardResult,
+    GenerateResult,
+    LostPlaceRow,
+    ScoreResult,
+    SnapshotResult,
+    UnameResult,
+    Usage,
+    WaitResult,
+)
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
     from .coreapi import CoreApi
     from .cost import Costs
     from .evict.view import KernelView
+    from .evictor import Evictor
     from .movers import Movers
 
 SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19
@@ -49,6 +59,8 @@ _KIND = {"stop": KIND_TURN, "length": KIND_LENGTH, "cancelled": KIND_CANCELLED}
 
 
 class Machine:
+    """Errno: of a limit in the configuration that cannot be."""
+
     def __init__(self, config: KernelConfig, core: CoreApi) -> None:
         self.config = config
         self.core = core
@@ -93,6 +105,9 @@ class Machine:
         self._next_pid = self._next_cid = self._next_order = self._next_timer = self._born = 0
         self.tiers.begin()
         self.errands = Errands(self)
+        for name, resource, soft, hard in config.limits:
+            self.groups.set_limit(self.groups.named(name), resource, soft, hard)
+            self.log("info", f"group {name}: {resource} soft {soft} hard {hard}, from boot on")
 
     # -- small things ---------------------------------------------------------------------------------------------
 
@@ -148,6 +163,15 @@ class Machine:
     def raise_ids(self, pid: int, cid: int) -> None:
         """Every id from now on is larger."""
         self._next_pid, self._next_cid = max(self._next_pid, pid), max(self._next_cid, cid)
+
+    def lost_places(self) -> list[LostPlaceRow]:
+        """Third parties' policies that have failed, with those that decide in their places."""
+        devices = [d for d in self.devices if not d.removed]
+        places: list[tuple[Device, str, Evictor | Scheduler]] = [
+            *((d, f"evict.{d.tier}", self.tiers.evictors[d.index]) for d in devices),
+            *((d, "sched.policy", self.schedulers[d.index]) for d in devices if d.tier == "hbm"),
+        ]
+        return [LostPlaceRow(d.name, name, p.fault, p.policy.name) for d, name, p in places if p.fault]
 
     def contexts_of(self, device: int) -> Iterator[Context]:
         return (c for c in self.contexts.values() if c.device == device)

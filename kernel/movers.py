@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BATCH: Final = 256  # items of one demand transfer
 BEHIND: Final = 64  # items of a transfer that nobody waits for: what a fault may have to wait behind
 FOLLOW: Final = 0.5  # a pass follows a load through gates if computing takes at least this share of loading
+_NOTHING_CAME: Final = frozenset({E.EIO, E.ETIMEDOUT})  # the device's fault, as against what a frame holds, or room
 AT_ONCE: Final = 2  # transfers of one device under way: one runs while the next is there already
 
 
@@ -406,6 +407,9 @@ class Movers:
 
     def _end(self, device: Device, move: Move, failed: list[tuple[int, int]]) -> None:
         codes = dict(failed)
+        device.mute = (
+            device.mute + 1 if len(codes) == len(move.items) and _NOTHING_CAME.issuperset(codes.values()) else 0
+        )
         move.over = True
         if move.gate >= 0:
             self._over.append(move.gate)

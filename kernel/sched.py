@@ -69,6 +69,7 @@ class Scheduler:
         self._waits = False  # no pass could be planned before a transfer has ended
         self.moves = 0  # changes of who is queued or holds frames
         self.widest = 0  # most contexts that were admitted at once since somebody looked (history.py)
+        self.fault = ""  # of a third party's policy that lost its place, in words
         self.policy = self._made(machine.sysctl.order)
         self.turns = Turns(machine, device)
         self._line: list[Context] = []  # the queue in the order of service, when the round began
@@ -91,16 +92,15 @@ class Scheduler:
         self.policy = self._made(policy)
 
     def _made(self, policy: str) -> OrderPolicy:
-        self._fault = False
+        self.fault = ""
         made = registry.make_guarded(policy, self._failed)
-        return self.policy if self._fault else made
+        return self.policy if self.fault else made
 
     def _failed(self, policy: str, when: str, error: Exception) -> None:
         """A third party's policy is at fault: arrival takes its place, which asks for nothing."""
-        self._fault = True
         self.policy = registry.make("fcfs")
-        why = f"scheduling policy {policy} failed {when} ({type(error).__name__}: {error})"
-        self._m.log("error", f"{self._device.name}: {why}: fcfs takes its place")
+        self.fault = f"scheduling policy {policy} failed {when} ({type(error).__name__}: {error})"
+        self._m.log("error", f"{self._device.name}: {self.fault}: fcfs takes its place")
 
     def add(self, context: Context) -> None:
         """A job with tokens to compute."""

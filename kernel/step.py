@@ -251,6 +251,9 @@ class Kernel:
             device.restarts += 1
         device.up = True
         device.gone = ""
+        device.mute = 0
+        if device.deaths and not device.deaths[-1][1]:
+            device.deaths[-1] = (device.deaths[-1][0], m.now_ns)
         device.epoch = event.epoch
         device.driver_pid = event.driver_pid
         device.engine = event.engine
@@ -288,6 +291,8 @@ class Kernel:
         if event.epoch < device.epoch:
             return
         device.up = False  # if the kernel gave up on it (`_exec_failed`), only now is nothing under way any more
+        device.deaths.append((m.now_ns, 0))
+        device.why_down = event.reason
         m.count("driver_deaths")
         if device.tier != "hbm":
             m.log("warning", f"{device.name}: driver is down ({event.reason}); what it was moving comes from elsewhere")

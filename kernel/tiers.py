@@ -161,7 +161,7 @@ class Tiers:
         if sysctl.startswith("evict."):
             for device, evictor in zip(self._m.devices, self.evictors, strict=True):
                 name = self._m.sysctl.policy_of(device.tier)
-                if evictor.policy.name != name:
+                if evictor.policy.name != name or evictor.fault:
                     evictor.use(name)
 
     # -- names of domains, for tags -------------------------------------------------------------------------------

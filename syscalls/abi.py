@@ -136,11 +136,12 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(27, "pagemap", _CONTEXT, c.LookArgs, c.PagemapResult, f"{_HANDLE} ENOENT EACCES E2BIG", """
         One context's page table as arrays, an entry per logical block: frame, shift, count, sharers, flags, hits.
         """),
-    _call(30, "publish", _CONTEXT, c.PublishArgs, c.Empty, f"{_HANDLE} EEXIST", """
+    _call(30, "publish", _CONTEXT, c.PublishArgs, c.Empty, f"{_HANDLE} EEXIST ENOSPC EIO", """
         Give a context a name within the caller's uid, or another one.  From now on it outlives its connection, its
         process and the daemon: its tokens are journaled, and its KV is found again by key or computed again.  A
         generation on it goes on without its client.  A name that another context has is EEXIST, or with `replace`
-        taken from it; that one goes when nobody holds it.
+        taken from it; that one goes when nobody holds it.  It is answered when it is on record; while the journal cannot be
+        written it is ENOSPC (the disk is full) or EIO, and the context has no name.
         """, since=2),
     _call(31, "open", _CONTEXT, c.OpenArgs, c.OpenResult, "ENOENT EBUSY ENOMEM EDQUOT", """
         A handle to a named context of the caller's uid.  It moves into the caller's process; when another connection
@@ -160,9 +161,9 @@ CALLS: Final[tuple[Call, ...]] = (
     _call(35, "names", _CONTEXT, c.NamesArgs, c.NamesResult, "E2BIG", """
         The named and detached contexts of the caller's uid, by name, and who holds them.
         """, since=2),
-    _call(36, "detach", _CONTEXT, c.CtxArgs, c.Empty, _HANDLE, """
+    _call(36, "detach", _CONTEXT, c.CtxArgs, c.Empty, f"{_HANDLE} ENOSPC EIO", """
         Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of the
-        uid with `open` by cid.
+        uid with `open` by cid.  ENOSPC, EIO: as `publish`.
         """, since=2),
     _call(37, "read", _CONTEXT, c.ReadArgs, c.ReadResult, f"{_HANDLE} ENOENT EACCES E2BIG", """
         The tokens of a context's log and, where there is a tokenizer, the bytes that they stand for.  Changes nothing.
@@ -289,8 +290,9 @@ CALLS: Final[tuple[Call, ...]] = (
         """, since=2),
     _call(93, "health", _SYSTEM, c.HealthArgs, c.HealthResult, "", """
         What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent prompts began
-        (to their own uid only), how fast links were at first, how right etas were, and who holds the frames.  While several
-        uids are served, only the daemon's own user is told more than its own prompts.
+        (to their own uid only), how fast links were at first, how right etas were, who holds the frames, which policies lost
+        their places, and which drivers died.  While several uids are served, only the daemon's own user is told more than its own
+        prompts.
         """, since=4),
     _call(94, "frames", _SYSTEM, c.FramesArgs, c.FramesResult, "ENODEV", """
         The frames of a device, so many from `start` on: state, the oldest context that has the content, how many share it, how long

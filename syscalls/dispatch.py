@@ -166,6 +166,7 @@ class Dispatcher:
         self._snapshots = snapshots
         self._token = token
         self._unsaved = False  # this turn has something for the journal
+        self._promises: list[Reply] = []  # they say that something lasts, and go out when it is on record
         self._retrying = False  # a timer will try again what the disk refused
         self._orphans: dict[tuple[int, int], Stream] = {}  # generations without a client that have stop strings
         self._text = text
@@ -322,6 +323,7 @@ class Dispatcher:
     def abandon(self) -> None:
         """Answer what is still outstanding: a generation that has sent tokens with a reason, the rest with ECANCELED."""
         self.accepting = False
+        self._promises.clear()  # still outstanding, so they are answered like the rest
         for client in list(self._clients.values()):
             client.waiting = client.unread = False
             self._take(client)  # what came and was not taken; nothing reaches the kernel any more
@@ -384,9 +386,23 @@ class Dispatcher:
             return
         if journal.pending:
             journal.commit()
+        if self._promises:
+            self._promise(journal)
         if journal.retry_ns and not self._retrying:  # an idle system has no turn in which it would be tried again
             self._retrying = True
             self._on_timer(journal.retry_ns, self._save_again)
+
+    def _promise(self, journal: JournalPort) -> None:
+        """Answer who asked for something that lasts.  Where the disk refuses since `refusal` asked it, that waits until it does not;
+        where the journal is given up meanwhile, the answer says why, though the name holds as long as this daemon."""
+        if not journal.written and journal.retry_ns:
+            return
+        refusal = None if journal.written else journal.refusal()
+        promises, self._promises = self._promises, []
+        for reply in promises:
+            if refusal is not None:
+                reply = Reply(reply.conn, reply.request, refusal.code, refusal.detail)
+            self._end_request(reply)
 
     def _save_again(self) -> None:
         self._retrying = False
@@ -502,6 +518,12 @@ class Dispatcher:
         if len(client.outstanding) >= MAX_REQUESTS:
             self._send(client, wire.reply(request, *wire.refuse_crowd()))
             return False
+        if route.promises and self._journal is not None:
+            refusal = self._journal.refusal()
+            if refusal is not None:  # nothing is done, since it would not last
+                message = f"{route.name}: {refusal.detail.get('message', '')}"
+                self._send(client, wire.reply(request, refusal.code, {**refusal.detail, "message": message}))
+                return False
         if route in _TEXT and (args.text or getattr(args, "messages", ())):
             self._begin_text(client, request, route, args)
             return False
@@ -585,6 +607,18 @@ class Dispatcher:
             orphan = self._orphans.pop((effect.conn, effect.request), None)
             if orphan is not None and not orphan.stopped:
                 self._finish(orphan)
+            return
+        if self._journal is not None and not effect.code:
+            asked = client.outstanding.get(effect.request)
+            if asked is not None and asked.promises:
+                self._promises.append(effect)
+                self._unsaved = True
+                return
+        self._end_request(effect)
+
+    def _end_request(self, effect: Reply) -> None:
+        client = self._clients.get(effect.conn)
+        if client is None:
             return
         route = client.outstanding.pop(effect.request, None)
         if route is None:

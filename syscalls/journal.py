@@ -21,13 +21,14 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from attnix.kernel.calls import GenerateResult
+from attnix.kernel.errors import Detail, E
 from attnix.kernel.events import Restored
 from attnix.kernel.journal import (
     ContextRecord,
@@ -39,6 +40,8 @@ from attnix.kernel.journal import (
     RestoredContext,
     ToolRecord,
 )
+
+from .ports import Failure
 
 FORMAT: Final = 1
 CHECKPOINT_BYTES: Final = 4 << 20  # of WAL, before somebody is sent to move it into the database
@@ -89,6 +92,14 @@ class _Damaged(Exception):
     """What was read cannot have been written so."""
 
 
+class _Asked(NamedTuple):
+    """Something to write, to see whether it can be."""
+
+
+_ASKED: Final = _Asked()
+_REMEDY: Final = "make room on its file system and see that it may be written, or give another --state-dir"
+
+
 class JournalFile:
     """Owns `directory`/journal.db from construction to `close`.
 
@@ -107,6 +118,8 @@ class JournalFile:
         self._lock = _take_lock(directory / "journal.lock")
         self._unsaved: list[JournalRecord] = []
         self._refused_at = 0.0  # when the disk last refused; 0: it does not
+        self._why = ""  # it refused
+        self._refusal_code = 0
         self._off = False
         self._wal_bytes = 0
         self._checkpointer: subprocess.Popen[bytes] | None = None
@@ -255,6 +268,27 @@ class JournalFile:
             return 0
         return max(1, int((self._refused_at + RETRY_S - self._clock()) * 1e9) + 1_000_000)
 
+    @property
+    def written(self) -> bool:
+        """Whether all that was added is on record."""
+        return not self._unsaved and not self._off
+
+    def refusal(self) -> Failure | None:
+        """Why nothing can be put on record now, of which the disk was just asked; None: it can.
+
+        Only a write tells: a full disk, a directory that was made read-only and one that is gone look like any other until then.
+        """
+        if not self._off:
+            self._commit(asked=True)
+        if not self._refused_at:
+            return None
+        full = self._refusal_code & 0xFF == sqlite3.SQLITE_FULL
+        detail: Detail = {
+            "message": f"nothing can be put on record now: {self._why}; {_REMEDY}",
+            "file": str(self._path),
+        }
+        return Failure(E.ENOSPC if full else E.EIO, detail)
+
     def add(self, records: tuple[JournalRecord, ...]) -> None:
         """Part of this turn's transaction."""
         if not self._off:
@@ -262,9 +296,15 @@ class JournalFile:
 
     def commit(self) -> None:
         """Write what was added.  A disk that refuses is tried again later; nothing is lost meanwhile, unless we die."""
+        self._commit(asked=False)
+
+    def _commit(self, *, asked: bool) -> None:
+        """asked: something is written even when nothing was added."""
         try:
-            self._write(self._unsaved)
+            self._write([*self._unsaved, *([_ASKED] if asked else [])])
         except sqlite3.Error as error:
+            self._refusal_code = getattr(error, "sqlite_errorcode", 0)
+            self._why = f"the journal {self._path} cannot be written ({error})"
             if not self._refused_at:
                 self._log("error", f"journal: it cannot be written ({error}); tried again every {RETRY_S:g} s")
             self._refused_at = self._clock()
@@ -281,7 +321,7 @@ class JournalFile:
         if self._wal_bytes > CHECKPOINT_BYTES:
             self._checkpoint()
 
-    def _write(self, records: list[JournalRecord]) -> None:
+    def _write(self, records: Sequence[JournalRecord | _Asked]) -> None:
         db = self._db
         db.execute("begin immediate")
         try:
@@ -301,6 +341,8 @@ class JournalFile:
                     self._write_tool(record)
                 elif isinstance(record, MarkRecord):
                     self._set_meta(pid=record.pid, cid=record.cid)
+                elif isinstance(record, _Asked):
+                    self._set_meta(asked=self.commits)
             db.execute("commit")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -368,10 +410,7 @@ def _raise_unless_damage(error: sqlite3.DatabaseError, path: Path) -> None:
     """
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _NOT_DAMAGE:
-        raise OSError(
-            f"the journal {path} cannot be used: {error}; make room on its file system and see that it may be written, "
-            f"or give another --state-dir"
-        ) from error
+        raise OSError(f"the journal {path} cannot be used: {error}; {_REMEDY}") from error
 
 
 def _context_sum(cid: int, uid: int, name: str, detached: int, session: str, rest: bytes) -> int:

@@ -129,7 +129,17 @@ def take_lock(path: str) -> int:
         holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
         os.close(lock)
         whose = f" (process {holder})" if holder else ""
-        raise CannotListen(f"another attnix{whose} already serves {path}; stop it with `attnix shutdown`") from None
+        if os.path.lexists(path):
+            raise CannotListen(f"another attnix{whose} already serves {path}; stop it with `attnix shutdown`") from None
+        end = (
+            f"`kill {holder}` ends it in order"
+            if holder.isdecimal()
+            else f"`fuser -v {name}` shows which process it is"
+        )
+        raise CannotListen(
+            f"another attnix{whose} has {path}, and its socket file is not there: unless it is just starting, nobody can reach it, "
+            f"`attnix shutdown` neither; {end}"
+        ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock

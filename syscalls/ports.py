@@ -75,6 +75,15 @@ class JournalPort(Protocol):
         """0, or what was added waits for a disk that refused: `commit` is worth an attempt in so long."""
         ...
 
+    @property
+    def written(self) -> bool:
+        """Whether all that was added is on record."""
+        ...
+
+    def refusal(self) -> Failure | None:
+        """Why nothing can be put on record now: something was tried.  None: it can."""
+        ...
+
     def add(self, records: tuple[JournalRecord, ...]) -> None:
         """Part of this turn's transaction."""
         ...

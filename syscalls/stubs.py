@@ -203,7 +203,8 @@ class SyncPlainCalls(ABC):
         """Give a context a name within the caller's uid, or another one. From now on it outlives its connection, its
         process and the daemon: its tokens are journaled, and its KV is found again by key or computed again. A
         generation on it goes on without its client. A name that another context has is EEXIST, or with `replace`
-        taken from it; that one goes when nobody holds it.
+        taken from it; that one goes when nobody holds it. It is answered when it is on record; while the journal
+        cannot be written it is ENOSPC (the disk is full) or EIO, and the context has no name.
         """
         self._invoke("publish", PublishArgs(ctx, name, replace), Empty)
 
@@ -217,7 +218,7 @@ class SyncPlainCalls(ABC):
 
     def detach(self, ctx: int) -> None:
         """Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of
-        the uid with `open` by cid.
+        the uid with `open` by cid. ENOSPC, EIO: as `publish`.
         """
         self._invoke("detach", CtxArgs(ctx), Empty)
 
@@ -456,8 +457,9 @@ class SyncPlainCalls(ABC):
 
     def health(self, heads: int = 64) -> HealthResult:
         """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
-        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
-        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        prompts began (to their own uid only), how fast links were at first, how right etas were, who holds the
+        frames, which policies lost their places, and which drivers died. While several uids are served, only the
+        daemon's own user is told more than its own prompts.
         """
         return self._invoke("health", HealthArgs(heads), HealthResult)
 
@@ -614,7 +616,8 @@ class AsyncPlainCalls(ABC):
         """Give a context a name within the caller's uid, or another one. From now on it outlives its connection, its
         process and the daemon: its tokens are journaled, and its KV is found again by key or computed again. A
         generation on it goes on without its client. A name that another context has is EEXIST, or with `replace`
-        taken from it; that one goes when nobody holds it.
+        taken from it; that one goes when nobody holds it. It is answered when it is on record; while the journal
+        cannot be written it is ENOSPC (the disk is full) or EIO, and the context has no name.
         """
         await self._invoke("publish", PublishArgs(ctx, name, replace), Empty)
 
@@ -628,7 +631,7 @@ class AsyncPlainCalls(ABC):
 
     async def detach(self, ctx: int) -> None:
         """Let a context outlive its connection without a name: the same session takes it over with `hello`, anybody of
-        the uid with `open` by cid.
+        the uid with `open` by cid. ENOSPC, EIO: as `publish`.
         """
         await self._invoke("detach", CtxArgs(ctx), Empty)
 
@@ -867,8 +870,9 @@ class AsyncPlainCalls(ABC):
 
     async def health(self, heads: int = 64) -> HealthResult:
         """What a diagnosis needs beside `vmstat`, `tiers` and `ps`: the counters of the last two minutes, how recent
-        prompts began (to their own uid only), how fast links were at first, how right etas were, and who holds the
-        frames. While several uids are served, only the daemon's own user is told more than its own prompts.
+        prompts began (to their own uid only), how fast links were at first, how right etas were, who holds the
+        frames, which policies lost their places, and which drivers died. While several uids are served, only the
+        daemon's own user is told more than its own prompts.
         """
         return await self._invoke("health", HealthArgs(heads), HealthResult)
 

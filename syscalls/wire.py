@@ -31,16 +31,18 @@ BAD_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError, KeyError
 class Route:
     """A call with its decoder.
 
-    prepares        the daemon has work of its own to do for it (text, streams)
+    promises        its caller asks for what outlives the daemon
+    prepares        the daemon has work of its own to do for it (text, streams, the journal)
     kept, kept_raw  a result that the kernel may give again as the very same object, with its bytes
     """
 
-    __slots__ = ("call", "decode", "errnos", "kept", "kept_raw", "name", "prepares")
+    __slots__ = ("call", "decode", "errnos", "kept", "kept_raw", "name", "prepares", "promises")
 
     def __init__(self, call: Call) -> None:
         self.call = call
         self.name = call.name
-        self.prepares = call.name in ("append", "resume", "inject", "generate", "read")
+        self.promises = call.name in ("publish", "detach")
+        self.prepares = self.promises or call.name in ("append", "resume", "inject", "generate", "read")
         self.errnos = frozenset(int(errno) for errno in call.errnos)
         self.decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(call.args).decode
         self.kept: Record | None = None

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
-from rich.console import Console, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ from attnix.syscalls.types import E
 
 from .dumpfile import SavedSystem
 from .errors import CommandError, Interrupted
+from .visible import in_json, visible
 
 SocketOption: TypeAlias = Annotated[
     str, typer.Option("--socket", metavar="PATH", help="Daemon's socket (default: $ATTNIX_SOCKET, or the usual place).")
@@ -77,8 +79,8 @@ def plain(value: Any, field: str = "") -> Any:
 
 def print_json(value: Any) -> None:
     """One document, one line feed; records are allowed inside."""
-    json.dump(plain(value), sys.stdout, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
-    sys.stdout.write("\n")
+    document = json.dumps(plain(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    sys.stdout.write(f"{in_json(document)}\n")
     sys.stdout.flush()
 
 
@@ -97,9 +99,20 @@ def show(what: RenderableType, to: Console | None = None) -> None:
     """Print a table or a line, without the blanks that pad a table's last column."""
     to = to or console()
     with to.capture() as captured:
-        to.print(what, soft_wrap=isinstance(what, str | Text))
+        to.print(_Visible(what), soft_wrap=isinstance(what, str | Text))
     to.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
     to.file.flush()
+
+
+class _Visible:
+    """Whatever is printed, with what would steer the terminal shown: of the text, since the colours are ours."""
+
+    def __init__(self, what: RenderableType) -> None:
+        self._what = what
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style, control in console.render(self._what, options):
+            yield Segment(visible(text), style, control)
 
 
 def table(*columns: str) -> Table:
@@ -115,7 +128,7 @@ def say_error(error: Exception, as_json: bool) -> None:
     """Tell what went wrong; with `--json` also as a document on standard output."""
     if as_json:
         print_json({"error": describe_error(error)})
-    print(f"attnix: {error}", file=sys.stderr)
+    print(visible(f"attnix: {error}"), file=sys.stderr)
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from attnix.boot_device import (
     hbm_bytes,
     parse_hbm,
 )
+from attnix.boot_groups import read_limits
 from attnix.boot_sysctl import DEFAULTS
 from attnix.boot_tiers import (
     TierDrivers,
@@ -55,8 +56,9 @@ from attnix.drivers.protocol import Probe
 from attnix.drivers.spec import DriverSpec, driver_argv
 from attnix.drivers.supervisor import DriverStartError, Supervisor
 from attnix.durable import Durable, open_durable
-from attnix.kernel.config import DeviceConfig, KernelConfig
+from attnix.kernel.config import DeviceConfig, GroupLimit, KernelConfig
 from attnix.kernel.core import Core
+from attnix.kernel.coreapi import CoreApi
 from attnix.kernel.errors import Errno
 from attnix.kernel.events import Bug, Event
 from attnix.kernel.evict import registry
@@ -106,6 +108,7 @@ class Options(NamedTuple):
     record: str = ""  # file; "": none
     socket_group: str = ""  # whose members may connect too
     device: str = "auto"
+    groups: str = ""  # file of limits; "": none
 
 
 class Shape(NamedTuple):
@@ -291,6 +294,7 @@ def kernel_config(
     identity: tuple[tuple[str, str], ...],
     fingerprint: str,
     text: TextService | None,
+    limits: tuple[GroupLimit, ...] = (),
 ) -> KernelConfig:
     """The kernel's half of boot."""
     return KernelConfig(
@@ -313,7 +317,16 @@ def kernel_config(
         daemon_pid=os.getpid(),
         sharing=options.sharing,
         sysctl=settings,
+        limits=limits,
     )
+
+
+def make_kernel(options: Options, config: KernelConfig, core: CoreApi) -> Kernel:
+    """Error: BootError, of limits that cannot be."""
+    try:
+        return Kernel(config, core)
+    except Errno as error:
+        raise BootError(f"--groups {options.groups}: {error.detail['message']}") from error
 
 
 class _Relay:
@@ -387,6 +400,7 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
         dram: DramSpec | None = None
         if options.dram_bytes or options.tiers:
             dram = tiers.dram(options.accels, options.dram_bytes, stages=bool(options.tiers))
+        limits = read_limits(options.groups, frame_bytes) if options.groups else ()
         check_memory(options, 0 if device == "cuda" else capacity * frame_bytes, layout, dram)
         specs = driver_specs(options, shape, layout, capacity, device)
         supervisor = Supervisor(specs, relay.emit, relay.log, dram=dram, tier_of=tiers.attached)
@@ -405,9 +419,9 @@ async def serve(options: Options, ready: Callable[[str], None]) -> int:
             probe = await supervisor.start_tier(tiers.spec(len(devices), name, request))
             devices.append(DeviceConfig(name, request.kind, probe.capacity_frames))
         rows = [memoryview(supervisor.rows(d)) for d in range(options.accels)]
-        config = kernel_config(options, settings, shape, devices, identity, probes[0].fingerprint, text)
+        config = kernel_config(options, settings, shape, devices, identity, probes[0].fingerprint, text, limits)
         core = Core(secret, options.block_tokens, layout, [d.capacity_frames for d in devices], rows)
-        kernel = Kernel(config, core)
+        kernel = make_kernel(options, config, core)
         if options.record:
             recorder = record(kernel, options.record, config, secret)
         durable = open_durable(Path(options.state_dir), config, relay.log)
@@ -521,6 +535,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--sim", default="", help="settings of the simulated accel, as JSON (with --model sim)")
     parser.add_argument("--sysctl", action="append", default=[], metavar="NAME=VALUE", help="set a tunable at boot")
+    parser.add_argument("--groups", default="", metavar="FILE", help="limits of groups, as TOML (docs/groups.md)")
     parser.add_argument(
         "--record",
         default="",
@@ -542,7 +557,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     return Options(
         a.model, a.socket, a.hbm, a.accels, a.block_tokens, a.window, a.max_contexts, a.dtype, a.kv_dtype, a.numerics,
         a.threads, a.sharing, a.state_dir, a.sim, tuple(a.sysctl), dram, tiers, a.tier_write,
-        a.record, a.socket_group, a.device,
+        a.record, a.socket_group, a.device, a.groups,
     )  # fmt: skip
 
 

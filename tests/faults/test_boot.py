@@ -15,6 +15,7 @@ import pytest
 from attnix import boot
 from attnix.boot import BootError
 from attnix.syscalls import connect
+from attnix.syscalls.types import LimitRow
 
 DEADLINE_S = 30.0
 
@@ -176,6 +177,24 @@ def test_shutdown_while_the_driver_is_dead_or_hangs(start: Start) -> None:
             client.shutdown()
         assert daemon.process.wait(DEADLINE_S) == 0, daemon.text()
         assert is_gone(driver) and not daemon.socket.exists()
+
+
+@pytest.mark.e2e
+def test_limits_of_groups_are_there_from_the_start(start: Start, tmp_path: Path) -> None:
+    """4 KiB of frames of 1 layer x 2 x 1 head x 16 tokens x 2 x 2 bytes, which are 128: 32 of them."""
+    file = tmp_path / "groups.toml"
+    file.write_text('["uid:7"]\nhbm = { hard = "1KiB", soft = 4 }\nweight = 300\n["uid:7/batch"]\ncontexts.hard = 2\n')
+    daemon = start("--groups", str(file))
+    until(lambda: "ready on" in daemon.text() or daemon.process.poll() is not None, "boot")
+    with connect(str(daemon.socket), name="test", timeout=DEADLINE_S) as client:
+        assert {row.capacity_frames for row in client.tiers().tiers} == {32}
+        rows = {row.name: row for row in client.groups().rows}
+        assert [limit for limit in rows["uid:7"].limits if limit.hard] == [LimitRow("hbm", 0, 4, 8)]
+        assert rows["uid:7"].weight == 300
+        assert [limit for limit in rows["uid:7/batch"].limits if limit.hard] == [LimitRow("contexts", 0, 0, 2)]
+        client.setlimit("uid:7", "hbm", 0, 0)  # for as long as it runs
+        client.shutdown()
+    assert daemon.process.wait(DEADLINE_S) == 0, daemon.text()
 
 
 def test_a_full_disk_leaves_no_half_of_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

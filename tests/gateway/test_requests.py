@@ -27,6 +27,8 @@ def test_refusals(gateway: Gateway) -> None:
         ({**CHAT, "stop": ""}, "stop"),
         ({**CHAT, "logit_bias": {"5": 1}}, "logit_bias"),
         ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
+        ({**CHAT, "response_format": {"type": "json_object"}, "repetition_penalty": 1.1}, "repetition_penalty"),
+        ({**CHAT, "tools": ONE_TOOL, "tool_choice": "required", "repetition_penalty": 0.9}, "repetition_penalty"),
         ({**CHAT, "functions": [{}]}, "functions"),
         ({**CHAT, "modalities": ["audio"]}, "modalities"),
         ({**CHAT, "tool_choice": "required"}, "tool_choice"),

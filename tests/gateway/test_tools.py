@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_json_grammars_give_json(grammars: Grammars, schema: dict[str, Any] | No
 
 def test_a_draw_is_the_likeliest_or_follows_its_seed() -> None:
     likeliest = [(7, -0.1), (8, -3.0), (9, -3.5)]
-    rest: dict[str, Any] = {"counts": {}, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    rest: dict[str, Any] = {"top_k": 0, "min_p": 0.0, "counts": {}, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     assert draw(likeliest, temperature=0, top_p=1, seed=1, position=2, **rest) == (7, -0.1)
     once = [draw(likeliest, temperature=2, top_p=1, seed=1, position=n, **rest)[0] for n in range(60)]
     again = [draw(likeliest, temperature=2, top_p=1, seed=1, position=n, **rest)[0] for n in range(60)]
@@ -147,6 +148,41 @@ def test_a_draw_is_the_likeliest_or_follows_its_seed() -> None:
     assert {draw(likeliest, temperature=2, top_p=0.5, seed=1, position=n, **rest)[0] for n in range(60)} == {7}
     used = {**rest, "counts": {7: 1}, "presence_penalty": 2.0, "frequency_penalty": 2.0}
     assert draw(likeliest, temperature=0, top_p=1, seed=1, position=2, **used) == (8, -3.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "may_come"),
+    [
+        ({}, {7, 8, 9, 10}),
+        ({"top_k": 2}, {7, 8}),
+        ({"top_k": 64}, {7, 8, 9, 10}),
+        ({"top_p": 0.75}, {7, 8, 9}),  # 0.4 + 0.3 are less than 0.75
+        ({"top_k": 3, "top_p": 0.75}, {7, 8}),  # of the 0.9 that top-k leaves, 0.4 + 0.3 are 0.78
+        ({"min_p": 0.6}, {7, 8}),  # at least 0.24
+        ({"min_p": 0.6, "temperature": 2.0}, {7, 8, 9}),  # roots: 0.632 0.548 0.447 0.316; at least 0.379
+        ({"top_k": 1}, {7}),
+        ({"top_k": 1, "counts": {7: 1}, "presence_penalty": 1.0}, {8}),  # 0.4 / e is 0.147
+        ({"top_k": 3, "counts": {7: 2}, "frequency_penalty": 1.0}, {8, 9, 10}),  # 0.4 / e^2 is 0.054
+    ],
+)
+def test_what_is_drawn_of_tokens_with_probabilities_0_4_0_3_0_2_and_0_1(
+    options: dict[str, Any], may_come: set[int]
+) -> None:
+    likeliest = [(token, math.log(p)) for token, p in ((7, 0.4), (8, 0.3), (9, 0.2), (10, 0.1))]
+    rest = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "counts": {}, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+    drawn = [draw(likeliest, seed=5, position=n, **{**rest, **options})[0] for n in range(400)]
+    assert set(drawn) == may_come
+
+
+def test_equals_of_the_kth_stay_and_the_rest_share_its_place() -> None:
+    """Of 0.4, 0.2, 0.2, 0.2 top-k 2 leaves all; of 0.4, 0.3, 0.2, 0.1 it leaves 4 : 3 (1,000 draws: 571, sigma 16)."""
+    rest: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "counts": {}, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
+    equal = [(token, math.log(p)) for token, p in ((7, 0.4), (8, 0.2), (9, 0.2), (10, 0.2))]
+    assert {draw(equal, top_k=2, seed=5, position=n, **rest)[0] for n in range(200)} == {7, 8, 9, 10}
+    assert {draw(equal[3:0:-1], top_k=1, seed=5, position=n, **rest)[0] for n in range(50)} == {8}, "the lowest id"
+    falling = [(token, math.log(p)) for token, p in ((7, 0.4), (8, 0.3), (9, 0.2), (10, 0.1))]
+    first = sum(draw(falling, top_k=2, seed=5, position=n, **rest)[0] == 7 for n in range(1000))
+    assert abs(first - 571) < 64
 
 
 def test_families_are_told_by_their_templates(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel.calls import LostPlaceRow
 from attnix.kernel.core import Core
 from attnix.kernel.evict import registry
 from attnix.kernel.evict.fifo import Fifo
@@ -126,3 +127,24 @@ def test_one_without_a_fault_stays_under_the_name_that_it_was_registered_by(
     client.call("sleep")
     client.call("wake")
     assert [row.policy for row in client.call("tiers").tiers] == ["mine", "mine"]
+
+
+def test_sleep_does_not_make_it_forgotten_and_naming_another_does(
+    register: Callable[[Callable[[], EvictionPolicy]], None],
+) -> None:
+    """After a sleep what stands in for it is made anew, too."""
+    register(Raises)
+    system = SimulatedSystem(frames=5, dram=20, sysctl={"evict.policy": "mine"})
+    client = system.connect()
+    for first in (1, 100):
+        ctx = client.call("alloc_context").ctx
+        client.call("append", ctx, ints(range(first, first + 14)))
+        client.call("generate", ctx, 1)
+        client.call("release", ctx)
+    lost = [LostPlaceRow("hbm0", "evict.hbm", "eviction policy mine failed in victims (RuntimeError: boo)", "lru")]
+    assert system.kernel.machine.lost_places() == lost
+    client.call("sleep")
+    client.call("wake")
+    assert system.kernel.machine.lost_places() == lost
+    client.call("sysctl", "evict.hbm", "lru")
+    assert system.kernel.machine.lost_places() == []

@@ -12,6 +12,9 @@ import pytest
 from attnix.kernel.evict import registry
 from attnix.kernel.evict.fifo import Fifo
 from attnix.kernel.evict.protocol import BlockView
+from attnix.kernel.order import registry as orders
+from attnix.kernel.order.fcfs import Fcfs
+from attnix.kernel.order.protocol import Key, Waiting
 from attnix.replay.__main__ import main, size_bytes
 from attnix.replay.profile import PROFILES
 
@@ -56,20 +59,35 @@ def test_table_and_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert data.startswith(b"\x89PNG\r\n") and len(data) > 5000
 
 
+class FailsToEvict(Fifo):
+    def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
+        raise ZeroDivisionError("by nothing")
+
+
+class FailsToOrder(Fcfs):
+    plain = False  # so that it is asked
+
+    def key(self, job: Waiting) -> Key:
+        raise ZeroDivisionError("by nothing")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--policy", "mine"], "eviction policy mine failed in victims (ZeroDivisionError: by nothing): what was measured is lru"),
+        (["--sysctl", "sched.policy=mine"], "scheduling policy mine failed in key (ZeroDivisionError: by nothing): what was measured is fcfs"),
+    ],
+)  # fmt: skip
 def test_a_policy_that_fails_is_named_and_has_no_numbers(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str], says: str
 ) -> None:
-    """The kernel goes on with lru, whose numbers would stand under the other's name."""
-
-    class Fails(Fifo):
-        def victims(self, view: BlockView, device: int, want: int) -> Sequence[int]:
-            raise ZeroDivisionError("by nothing")
-
-    monkeypatch.setattr(registry, "_registered", {"mine": Fails})
-    assert main([str(trace), "--capacity", "10", "--profile", "laptop", "--policy", "mine"]) == 1
+    """The kernel goes on with its own, whose numbers would stand under the other's name."""
+    monkeypatch.setattr(registry, "_registered", {"mine": FailsToEvict})
+    monkeypatch.setattr(orders, "_registered", {"mine": FailsToOrder})
+    assert main([str(trace), "--capacity", "10", "--profile", "laptop", *argv]) == 1
     said = capsys.readouterr()
-    assert "eviction policy mine failed in victims (ZeroDivisionError: by nothing)" in said.err
-    assert "mine" not in said.out
+    assert says in said.err
+    assert not said.out
 
 
 def test_what_is_refused(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attnix.syscalls import Client
-from attnix.syscalls.types import AttachTierResult, MovedResult
+from attnix.syscalls.types import AttachTierResult, MovedResult, NameRow, NamesResult
 from attnix.userland.commands import memory, tiers
 
 from .conftest import Attnix
@@ -23,6 +23,12 @@ ANSWERS: dict[str, Any] = {
     "unpin": None,
     "attach_tier": AttachTierResult("nvme1"),
     "detach_tier": None,
+    "names": NamesResult(
+        tuple(
+            NameRow(name, cid, 5, True, "idle", 64)
+            for name, cid in (("chat", 7), ("chat 2", 8), ("ours", 9), ("ours", 10))
+        )
+    ),
 }
 
 
@@ -75,6 +81,23 @@ def test_each_makes_its_call(system: Recorded, attnix: Attnix, line: str, call: 
     said = attnix(*line.split(), "--json")
     assert said.status == 0
     assert said.json is not None
+
+
+@pytest.mark.parametrize("command", ["prefetch", "demote", "evict", "pin", "unpin"])
+def test_a_named_context_is_found_by_its_whole_name(system: Recorded, attnix: Attnix, command: str) -> None:
+    attnix(command, "chat")
+    (asked, _), (name, args) = system.asked
+    assert (asked, name, args["cid"], args["ctx"]) == ("names", command, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [("cha", "nothing is named 'cha'"), ("ours", "several users' contexts, cids 9, 10"), ("0", "'0' is no cid")],
+)
+def test_what_names_no_context_or_two_moves_nothing(system: Recorded, attnix: Attnix, which: str, says: str) -> None:
+    said = attnix("demote", which)
+    assert said.status != 0 and says in said.err
+    assert [name for name, _ in system.asked] in ([], ["names"])
 
 
 def test_what_could_not_be_moved_is_said_and_is_status_1(system: Recorded, attnix: Attnix) -> None:

@@ -30,6 +30,7 @@ from attnix.syscalls import abi
 from attnix.syscalls.dispatch import BUSY_TIMES, REQUESTS_AT_ONCE, Client, Dispatcher
 from attnix.syscalls.framing import Oversized
 from attnix.syscalls.listen import Credentials
+from attnix.syscalls.ports import Failure
 
 pack: Any = msgpack.packb  # its stubs say that it may return None
 N = {call.name: call.number for call in abi.CALLS}
@@ -115,14 +116,17 @@ class Kernel:
             assert isinstance(request, int)
             cancelled = Reply(event.conn, request, E.ECANCELED, {"message": "cancelled"})
             return [cancelled, Reply(event.conn, event.request, 0, Empty())]
+        if event.name == "detach":
+            return [Reply(event.conn, event.request, 0, Empty()), Journal((DropRecord(self.calls),))]
         return []
 
 
 class RefusingJournal:
-    """Its disk is full until `full` is False."""
+    """Its disk is full until `full` is False.  known: whoever asks is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: bool = True) -> None:
         self.full = True
+        self.known = known
         self.unsaved: list[JournalRecord] = []
         self.saved: list[JournalRecord] = []
 
@@ -133,6 +137,13 @@ class RefusingJournal:
     @property
     def retry_ns(self) -> int:
         return 7 if self.unsaved else 0
+
+    @property
+    def written(self) -> bool:
+        return not self.unsaved
+
+    def refusal(self) -> Failure | None:
+        return Failure(E.ENOSPC, {"message": "full", "file": "j"}) if self.full and self.known else None
 
     def add(self, records: tuple[JournalRecord, ...]) -> None:
         self.unsaved.extend(records)
@@ -207,6 +218,46 @@ def test_a_refused_record_is_written_later_though_nothing_else_is_for_the_journa
     journal.full = False
     rig.timers.pop()[1]()
     assert journal.saved == [record, record] and not rig.timers and not rig.panics
+
+
+def detach(request: int) -> bytes:
+    return bytes(pack([request, N["detach"], [7]]))
+
+
+def test_what_could_not_last_is_refused_and_the_kernel_never_sees_it() -> None:
+    journal = RefusingJournal()
+    rig = Rig(journal)
+    client, peer = rig.client()
+    rig.dispatcher.receive(client, [detach(1)])
+    assert peer.sent == [[1, E.ENOSPC, {"message": "detach: full", "file": "j"}]]
+    assert rig.kernel.calls == 0 and not client.outstanding
+    journal.full = False
+    rig.dispatcher.receive(client, [detach(2)])
+    assert peer.sent[1:] == [[2, 0, []]] and len(journal.saved) == 1
+
+
+def test_an_answer_that_promises_waits_until_it_is_true_and_holds_up_nobody() -> None:
+    """The disk is full, but only since it was asked."""
+    journal = RefusingJournal(known=False)
+    rig = Rig(journal)
+    client, peer = rig.client()
+    rig.dispatcher.receive(client, [detach(1)])
+    rig.dispatcher.receive(client, [vmstat(2)])
+    assert [request for request, _, _ in peer.sent] == [2] and list(client.outstanding) == [1]
+    rig.timers.pop()[1]()
+    assert [request for request, _, _ in peer.sent] == [2]
+    journal.full = False
+    rig.timers.pop()[1]()
+    assert peer.sent[1:] == [[1, 0, []]] and not client.outstanding and not rig.panics
+
+
+def test_going_down_answers_a_promise_that_could_not_be_kept() -> None:
+    rig = Rig(RefusingJournal(known=False))
+    client, peer = rig.client()
+    rig.dispatcher.receive(client, [detach(1)])
+    rig.dispatcher.abandon()
+    assert [(request, errno) for request, errno, _ in peer.sent] == [(1, E.ECANCELED)]
+    assert not client.outstanding and not any(isinstance(event, Bug) for event in rig.kernel.events)
 
 
 def test_a_crowd_is_taken_together_and_in_order() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import stat
@@ -23,7 +24,8 @@ import pytest
 
 from attnix.drivers.sim_model import SamplingChoice, reference_tokens
 from attnix.kernel import calls
-from attnix.syscalls import AsyncClient, Client, ConnectionLost, aconnect, connect
+from attnix.kernel.errors import E
+from attnix.syscalls import AsyncClient, Client, ConnectionLost, SyscallError, aconnect, connect
 from attnix.syscalls.client import Context
 from attnix.syscalls.exceptions import AccessDenied, BadHandle, Corrupt, NotFound
 from attnix.syscalls.records import pack_ids, unpack_ids
@@ -344,6 +346,32 @@ def test_a_damaged_journal_is_moved_aside_and_boot_goes_on(daemon: Daemon) -> No
     assert names(daemon) == ["n0", "n1", "n2"]
     with daemon.connect() as client:
         assert client.names().rows[0].cid > 3, "no id is given twice, though the marks were lost"
+
+
+def test_names_are_refused_while_the_journal_cannot_be_written(daemon: Daemon) -> None:
+    """Its log may not grow, as on a disk that is full; and then it may."""
+    daemon.start()
+    assert daemon.process is not None
+    wal = daemon.state / "journal.db-wal"
+    with daemon.connect() as client:
+        context = client.alloc_context()
+        context.append(tokens=[1, 2, 3])
+        _, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, hard))
+        asks: list[Callable[[], object]] = [lambda: context.publish("n"), context.detach]
+        for ask in asks:
+            with pytest.raises(SyscallError, match=r"journal.db cannot be written .*; make room") as refused:
+                ask()
+            assert refused.value.errno in (E.ENOSPC, E.EIO)
+            assert refused.value.detail["file"] == str(daemon.state / "journal.db")
+        assert client.names().rows == (), "nothing was done"
+        context.append(tokens=[4])
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        context.publish("n")
+    daemon.end(signal.SIGKILL)
+    daemon.start()
+    with daemon.connect() as client:
+        assert unpack_ids(client.read(0, client.open("n").cid).tokens) == [1, 2, 3, 4]
 
 
 def test_a_second_daemon_on_the_same_state_directory_keeps_no_journal(daemon: Daemon, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from attnix.kernel.calls import GenerateArgs, GenerateResult, Usage
+from attnix.kernel.errors import E
 from attnix.kernel.journal import ContextRecord, DropRecord, Generation, LogRecord, MarkRecord, ToolRecord
 from attnix.simulated import ints
 from attnix.syscalls import journal as journal_module
@@ -226,6 +227,42 @@ def test_two_daemons_do_not_share_a_journal(tmp_path: Path) -> None:
         opened(tmp_path)
     file.close()
     file, _ = opened(tmp_path)
+    file.close()
+
+
+def test_whether_it_can_be_written_is_found_out_by_writing(tmp_path: Path) -> None:
+    """Also when nothing waits to be written, and at once when it can be again."""
+    file, _ = opened(tmp_path, clock=lambda: 100.0)
+    file.load()
+    assert file.refusal() is None and file.written
+    file._db.execute("pragma query_only = on")  # SQLITE_READONLY, as of a file that lost its rights
+    for _ in range(2):
+        why = file.refusal()
+        assert why is not None and (why.code, why.detail["file"]) == (E.EIO, str(tmp_path / "journal.db"))
+        assert "readonly" in str(why.detail["message"]) and "see that it may be written" in str(why.detail["message"])
+    file.add((record(1), LogRecord(1, 0, ints([5]))))
+    assert not file.written and not file.pending, "it refused a moment ago"
+    file._db.execute("pragma query_only = off")
+    assert file.refusal() is None and file.written
+    file.close()
+    file, _ = opened(tmp_path)
+    assert file.load().contexts[0].log == ints([5])
+    file.close()
+
+
+def test_a_full_disk_is_told_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, _ = opened(tmp_path)
+    file.load()
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def refuse(records: Any) -> None:
+        raise full
+
+    monkeypatch.setattr(file, "_write", refuse)
+    why = file.refusal()
+    assert why is not None and why.code == E.ENOSPC and "make room" in str(why.detail["message"])
+    monkeypatch.undo()
     file.close()
 
 

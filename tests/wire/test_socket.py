@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -176,6 +177,22 @@ def test_a_socket_put_in_place_of_ours_is_not_removed(tmp_path: Path) -> None:
         other.bind(path)
         listener.close()
     assert os.path.exists(path)
+
+
+def test_a_daemon_whose_socket_file_is_gone_is_told_by_its_process_and_what_ends_it(tmp_path: Path) -> None:
+    """`attnix shutdown` could not reach it.  With its file it can, and that is what is said."""
+    path = str(tmp_path / "a.sock")
+    with contextlib.closing(Listener(path)):
+        with pytest.raises(CannotListen, match=rf"process {os.getpid()}.*already serves.*`attnix shutdown`$"):
+            Listener(path)
+        os.unlink(path)
+        with pytest.raises(
+            CannotListen, match=rf"process {os.getpid()}\).*file is not there.*`kill {os.getpid()}` ends it"
+        ):
+            Listener(path)
+        os.truncate(f"{path}.lock", 0)
+        with pytest.raises(CannotListen, match=rf"`fuser -v {path}.lock` shows"):
+            Listener(path)
 
 
 def test_credentials_are_the_operating_systems() -> None:

@@ -15,6 +15,7 @@ from ..answers import MaxTokensOption, SeedOption, TemperatureOption, TopPOption
 from ..output import CommandError, Interrupted, JsonOption, SocketOption, print_json
 from ..programs.agent import MAX_TURNS, Outcome, Step, by_generating, run_agent
 from ..programs.tools import CALCULATOR, Tool, command_runner, file_search, http_get
+from ..visible import visible
 
 
 def agent(
@@ -59,7 +60,7 @@ def agent(
     if as_json:
         print_json(outcome)
         return
-    print(outcome.answer)
+    print(visible(outcome.answer))
     if outcome.reason != "answer":
         why = {"turns": f"it asked for more than {max_turns} tools", "window": "the window is full"}[outcome.reason]
         raise CommandError(f"{why}: that was its last word, not an answer")
@@ -72,7 +73,7 @@ def _show(step: Step) -> None:
     else:
         asked = f"{step.call.name}({', '.join(f'{name}={value!r}' for name, value in step.call.arguments.items())})"
     first = step.result.splitlines()[0] if step.result else ""
-    print(f"- {asked}\n  {first[:100]}", file=sys.stderr, flush=True)
+    print(visible(f"- {asked}\n  {first[:100]}"), file=sys.stderr, flush=True)
 
 
 def _quiet(step: Step) -> None:

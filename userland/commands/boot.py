@@ -68,6 +68,9 @@ def boot(
     socket_group: Annotated[
         str, typer.Option(metavar="GROUP", help="Members of this group may connect too; each uid has its own quota.")
     ] = "",
+    groups: Annotated[
+        str, typer.Option(metavar="FILE", help="Limits of groups from the start, as TOML: docs/groups.md.")
+    ] = "",
     record: Annotated[
         str, typer.Option(metavar="FILE", help="Write every event down, for `attnix replay FILE`. Holds all tokens.")
     ] = "",
@@ -91,6 +94,7 @@ def boot(
         "model": model, "device": device, "hbm": hbm, "accels": accels, "block-tokens": block_tokens, "window": window,
         "max-contexts": max_contexts, "dtype": dtype, "kv-dtype": kv_dtype, "numerics": numerics, "threads": threads,
         "sharing": sharing, "socket-group": socket_group, "state-dir": state_dir, "sim": sim, "dram": dram, "tier-write": tier_write, "record": os.path.abspath(record) if record else "",
+        "groups": os.path.abspath(groups) if groups else "",
     }  # fmt: skip
     flags = [text for name, value in given.items() if value not in ("", None) for text in (f"--{name}", str(value))]
     repeated = {"nvme": nvme, "remote": remote, "sim-tier": sim_tier}

@@ -16,6 +16,7 @@ from attnix.syscalls.types import GenerateResult
 from ..answers import MaxTokensOption, SeedOption, StopOption, TemperatureOption, TopPOption, read_answer, sampling
 from ..output import JsonOption, SocketOption, call_system, print_json, say_error
 from ..programs.chat import Chat
+from ..visible import visible
 from .run import answer_json
 
 Ask: TypeAlias = Callable[[], str]  # the next line; EOFError at the end, KeyboardInterrupt for Ctrl-C
@@ -142,7 +143,7 @@ def _ending(result: GenerateResult) -> str:
 
 
 def _write(piece: str) -> None:
-    sys.stdout.write(piece)
+    sys.stdout.write(visible(piece))
     sys.stdout.flush()
 
 

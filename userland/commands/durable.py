@@ -13,8 +13,8 @@ from attnix.syscalls.types import NameRow, OpenResult
 from ..output import FromOption, JsonOption, SocketOption, call_system, look_at, print_json, show, table
 from ..units import count, size
 
-_WHICH: Final = "Its name, or its cid as `attnix names` and `attnix ps -c` show it."
-WhichArgument: TypeAlias = Annotated[str, typer.Argument(metavar="CTX", help=_WHICH)]
+WHICH: Final = "Its name, or its cid as `attnix names` and `attnix ps -c` show it."
+WhichArgument: TypeAlias = Annotated[str, typer.Argument(metavar="CTX", help=WHICH)]
 
 
 def names(
@@ -72,7 +72,7 @@ def unlink(
 
 def snapshot(
     name: Annotated[str, typer.Argument(help="Of the snapshot.")],
-    which: Annotated[list[str], typer.Argument(metavar="CTX...", help=_WHICH)],
+    which: Annotated[list[str], typer.Argument(metavar="CTX...", help=WHICH)],
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:

@@ -12,6 +12,7 @@ from attnix.syscalls.types import GenerateResult
 
 from ..answers import MaxTokensOption, SeedOption, StopOption, TemperatureOption, TopPOption, sampling, stream_answer
 from ..output import JsonOption, SocketOption, call_system, plain, print_json
+from ..visible import visible
 
 
 def run(
@@ -75,5 +76,5 @@ def answer_json(result: GenerateResult) -> dict[str, object]:
 
 
 def _write(piece: str) -> None:
-    sys.stdout.write(piece)
+    sys.stdout.write(visible(piece))
     sys.stdout.flush()

@@ -62,7 +62,12 @@ def text(facts: Facts, found: list[Finding]) -> list[str]:
         return [f"nothing is wrong that {len(DIAGNOSES)} diagnoses know of ({looked})"]
     lines = [f"{len(found)} finding{'s' if len(found) > 1 else ''}, the worst first ({looked})"]
     for number, finding in enumerate(found, 1):
-        lines += ["", f"{number}. {finding.title}", f"   costs about {percent(finding.damage)} of the {finding.costs}"]
+        cost = (
+            f"costs about {percent(finding.damage)} of the {finding.costs}"
+            if finding.costs
+            else "nobody can say what it costs"
+        )
+        lines += ["", f"{number}. {finding.title}", f"   {cost}"]
         lines += [f"   {line}" for line in finding.evidence]
         lines += [f"   -> {line}" for line in finding.remedies]
     return lines

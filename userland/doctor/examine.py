@@ -7,14 +7,18 @@ from typing import Final
 from .block_size import block_size
 from .concurrency import concurrency
 from .crowding import crowding
+from .driver import driver
 from .eta import eta
 from .facts import Facts
 from .finding import Diagnosis, Finding
 from .heads import heads
+from .lost_place import lost_place
 from .slow_tier import slow_tier
 from .thrashing import thrashing
 
-DIAGNOSES: Final[tuple[Diagnosis, ...]] = (heads, thrashing, block_size, crowding, concurrency, slow_tier, eta)
+DIAGNOSES: Final[tuple[Diagnosis, ...]] = (
+    heads, thrashing, block_size, crowding, concurrency, slow_tier, driver, lost_place, eta
+)  # fmt: skip
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -21,7 +21,7 @@ class Finding:
     name      of the diagnosis
     title     what is wrong, in a sentence
     damage    0..1 of the machine's `costs`
-    costs     time | frames
+    costs     time | frames; "": nobody can say how much
     evidence  lines with the numbers
     remedies  lines that say what to do; a command stands in backquotes
     settings  of the remedies, those that are sysctls: name, value

@@ -127,26 +127,32 @@ def draw(
     likeliest: Sequence[tuple[int, float]],
     *,
     temperature: float,
+    top_k: int,
     top_p: float,
+    min_p: float,
     seed: int,
     position: int,
     counts: Mapping[int, int],
     presence_penalty: float,
     frequency_penalty: float,
 ) -> tuple[int, float]:
-    """One of the likeliest tokens and its log-probability; the same for the same seed and position."""
+    """One of the likeliest tokens and its log-probability; the same for the same seed and position.
+
+    As drivers/accel/sampler.py has it, of these tokens: penalties, temperature, top-k, top-p of what that left, min-p.
+    """
     weighed = [
         (logprob - (presence_penalty + frequency_penalty * counts[token] if token in counts else 0.0), token, logprob)
         for token, logprob in likeliest
     ]
     weighed.sort(key=lambda one: (-one[0], one[1]))
-    if temperature <= 0:
+    if temperature <= 0 or top_k == 1:
         return weighed[0][1], weighed[0][2]
     best = weighed[0][0]
-    weights = [math.exp((score - best) / temperature) for score, _, _ in weighed]
+    least = weighed[top_k - 1][0] if 0 < top_k < len(weighed) else -math.inf  # equals of the k-th stay
+    weights = [math.exp((score - best) / temperature) for score, _, _ in weighed if score >= least]
     total, mass, kept = sum(weights), 0.0, 0
     for weight in weights:
-        if kept and mass >= top_p * total:
+        if kept and (mass >= top_p * total or weight < min_p):  # the likeliest weighs 1
             break
         mass += weight
         kept += 1

@@ -23,7 +23,7 @@ from attnix.syscalls.types import GenerateResult, Usage
 from .ask import Ask, Begun, Done, Ended, Event, Logprob, Piece, Spent
 from .certain import Certain
 from .conversations import Conversation, fingerprints
-from .errors import ApiError
+from .errors import ApiError, bad
 from .grammar import TOP_K, Path, draw
 from .pins import pin_beginnings
 from .plan import Plan, plan
@@ -127,6 +127,9 @@ class Turn:
         words = gateway.words
         client = gateway.upstream.client
         uname = words.uname
+        if ask.lark and ask.repetition_penalty != 1.0:
+            why = f"{ask.lark_param} and repetition_penalty do not go together: log-probabilities do not tell whether a logit was below 0"
+            raise bad(f"{why}; presence_penalty and frequency_penalty do", "repetition_penalty")
         grammar = await gateway.grammar(ask.lark, ask.lark_param) if ask.lark else None
         found: Conversation | None = None
         same = False
@@ -338,7 +341,7 @@ class Turn:
         reply.reason = "length"
         while len(reply.tokens) < most and start + len(reply.tokens) < window:
             token, logprob = draw(
-                likeliest, temperature=ask.temperature, top_p=ask.top_p, seed=seed,
+                likeliest, temperature=ask.temperature, top_k=ask.top_k, top_p=ask.top_p, min_p=ask.min_p, seed=seed,
                 position=start + len(reply.tokens), counts=counts, presence_penalty=ask.presence_penalty,
                 frequency_penalty=ask.frequency_penalty,
             )  # fmt: skip

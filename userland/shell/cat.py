@@ -16,6 +16,7 @@ from attnix.syscalls.types import PagemapResult, ReadResult
 
 from ..errors import CommandError
 from ..output import FromOption, JsonOption, SocketOption, cid_number, console, look_at, print_json, show
+from ..visible import visible
 from .blocks import Block, blocks_of
 
 RESIDENT, DEMOTED, ABSENT = "resident", "demoted", "absent"
@@ -46,9 +47,9 @@ def cat(
     source: FromOption = "",
 ) -> None:
     """Print the text of a context: on a terminal with the parts of it that are in hbm, in a slower tier or in none coloured, and
-    what it shares with others underlined; into a pipe the bare text.
+    what it shares with others underlined; into a pipe the text alone.
 
-    Control tokens of the chat template stand for no text.
+    Control tokens of the chat template stand for no text.  Control characters are shown, not sent: --json has the text as it is.
     """
     with look_at(socket, "cat", source) as system:
         log, page_table = system.read(0, cid), system.pagemap(0, cid)
@@ -66,7 +67,7 @@ def cat(
         show(coloured(parts), console())
         show(legend(), console())
     else:
-        sys.stdout.write("".join(part.text for part in parts))
+        sys.stdout.write(visible("".join(part.text for part in parts)))
         sys.stdout.flush()
 
 
@@ -94,13 +95,6 @@ def coloured(parts: Sequence[Part]) -> Text:
     for part in parts:
         made.append(visible(part.text), f"{STYLES[part.where]} {SHARED_STYLE}" if part.shared else STYLES[part.where])
     return made
-
-
-def visible(text: str) -> str:
-    """Control characters but for line feeds and tabs as their pictures (U+2400 and on)."""
-    return "".join(
-        c if c in "\n\t" or c.isprintable() else chr(0x2400 + ord(c)) if ord(c) < 32 else "\ufffd" for c in text
-    )
 
 
 def legend() -> Text:

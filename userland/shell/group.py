@@ -59,7 +59,7 @@ def set_(
     """Set a limit of a group; what is not given stays as it is.
 
     Bytes become whole frames: of a limit the most that fit in, of a guarantee the fewest that hold them. A weight is given
-    with --hard. Limits end with the daemon.
+    with --hard. Limits end with the daemon: `attnix boot --groups FILE` sets those that shall be there again.
     """
     if not hard and not soft:
         raise typer.BadParameter("give --hard or --soft")

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from ..output import SocketOption, show
+from ..visible import visible
 from .words import Line, split, statements
 
 HISTORY: Final = "sh_history"
@@ -111,7 +112,7 @@ class Shell:
         try:
             return self._run(words)
         except Exception as error:  # a bug in a command is not the end of the shell
-            print(f"attnix: {words[0]} broke: {type(error).__name__}: {error}", file=sys.stderr)
+            print(visible(f"attnix: {words[0]} broke: {type(error).__name__}: {error}"), file=sys.stderr)
             return 1
 
     def _piped(self, words: list[str], rest: str) -> int:
@@ -132,7 +133,7 @@ class Shell:
 
 
 def _complain(text: str) -> int:
-    print(f"attnix: {text}", file=sys.stderr)
+    print(visible(f"attnix: {text}"), file=sys.stderr)
     return 2
 
 

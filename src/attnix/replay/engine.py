@@ -279,8 +279,8 @@ class Replay:
                 self._settle()
         if self._answering or self._waiting:
             raise RuntimeError(f"{len(self._answering) + len(self._waiting)} requests were never answered")
-        if faults := [evictor.fault for evictor in self.kernel.machine.tiers.evictors if evictor.fault]:
-            raise RuntimeError(faults[0])  # what was measured is lru
+        for lost in self.kernel.machine.lost_places():
+            raise RuntimeError(f"{lost.fault}: what was measured is {lost.instead}")
         return self._summary()
 
     def _step(self, event: Event) -> list[Effect]:
