@@ -1,10 +1,10 @@
 """A GGUF file with SmolLM2-135M's geometry and seeded random weights, for machines that do not have the model.
 
-    python -m attnix.stand_in FILE [--shape smollm2|thin|small]
+    python -m attnix.stand_in FILE [--shape smollm2|thin|small|least]
 
 It computes and weighs what the model does and says nothing: `make gpu` measures with it.  Its words are every byte, what the
 end-to-end tests say (_MERGES), and fillers up to the model's number.  For dry runs: `thin` has the model's frames and
-vocabulary and hardly any arithmetic, `small` has two layers and 512 words.
+vocabulary and hardly any arithmetic, `small` has two layers and 512 words, `least` one layer of one head.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ SHAPES: Final = {
     "smollm2": Geometry(30, 576, 1536, 9, 3, 64, 49_152),
     "thin": Geometry(30, 64, 64, 3, 3, 64, 49_152),
     "small": Geometry(2, 192, 256, 3, 1, 64, 512),
+    "least": Geometry(1, 64, 64, 1, 1, 64, 512),
 }
 
 

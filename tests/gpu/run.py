@@ -178,8 +178,10 @@ def steps(dry: bool, scratch: Path) -> Iterator[Step]:
     tiny = ("--rounds", "1") if dry else ()
     yield Step("attention", (*attnix, "bench", "attention", *(("--dry", *tiny) if dry else ())), device, shown=True)
     quick = ("--quick", *tiny, "--steps", "4", "--only", "batch 1,", "--hbm-mib", "64") if dry else ()
+    least = {scratch / "least.gguf": "least"} if dry else made
+    which = ("--model", str(next(iter(least)))) if dry else at
     yield Step(
-        "decode", (*attnix, "bench", "decode", *at, "--peers", "", *quick), interpreted | home, True, stand_ins=made
+        "decode", (*attnix, "bench", "decode", *which, "--peers", "", *quick), interpreted | home, True, stand_ins=least
     )
     few = ("--nvme-frames", "8") if dry else ()
     yield Step("tiers", (*attnix, "bench", "tiers", *at, *tiny, *few), interpreted, True, stand_ins=made)
