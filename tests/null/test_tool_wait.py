@@ -8,6 +8,7 @@ from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.errors import E
 from attnix.kernel.events import Journal, Restored, Suspend
 from attnix.kernel.journal import ToolRecord
+from attnix.kernel.params import MAX_WAIT_MS
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 from tests.null.small import PROMPT, refused, small
 
@@ -138,6 +139,21 @@ def test_bad_arguments(args: tuple[object, ...]) -> None:
     ctx = client.call("alloc_context").ctx
     refused(E.EINVAL, client, "wait_tool", ctx, *args)
     assert client.call("stat", ctx).state == "idle"
+
+
+def test_the_longest_eta_of_a_caller_whose_etas_were_always_too_short() -> None:
+    """What is foretold of it, 60 times as long, is beyond any clock of 64 bits."""
+    system = small(dram=8)
+    client, ctx, wait = waiting(system)
+    client.call("resume", ctx, wait)
+    for _ in range(9):
+        wait = client.call("wait_tool", ctx, "slow", 1).wait
+        system.advance(60 * MS)
+        client.call("resume", ctx, wait)
+    said = client.call("wait_tool", ctx, "slow", MAX_WAIT_MS)
+    assert said.expected_ms == MAX_WAIT_MS
+    client.call("demote", ctx)
+    assert client.call("resume", ctx, said.wait, ints([1])).tokens == len(PROMPT) + 1
 
 
 def test_an_answer_that_does_not_fit_leaves_the_wait() -> None:
