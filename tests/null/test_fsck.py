@@ -164,6 +164,13 @@ def test_i9_a_request_that_nobody_would_answer() -> None:
     assert any(p.startswith("I9") for p in system.kernel.fsck())
 
 
+def test_a_stopped_process_that_is_run_all_the_same() -> None:
+    system, _ = busy_system()
+    process = next(iter(system.kernel.machine.processes.values()))
+    process.stopped = True
+    assert any("is held and will be run" in problem for problem in system.kernel.fsck())
+
+
 def test_i10_everything_returns_to_baseline() -> None:
     system, core = busy_system()
     for client in list(system.clients.values()):

@@ -71,6 +71,35 @@ def test_stop_and_continue_in_any_state_and_twice(state: str) -> None:
         assert tokens_of(client.result(request).tokens) == reference_tokens(PROMPT, 30)
 
 
+@pytest.mark.parametrize("who", ["opens it", "keeps it"])
+def test_a_generation_that_comes_into_a_stopped_process_stops(who: str) -> None:
+    """Its client has gone: it is kept by a process of its user, until another client of that opens it."""
+    system = SimulatedSystem(core=Core, frames=32)
+    client, other = system.connect(), system.connect()
+    for c, name in ((other, "made a keeper"), (client, "long")):
+        ctx = c.call("alloc_context").ctx
+        c.call("append", ctx, ints(PROMPT))
+        c.call("publish", ctx, name)
+    cid = client.call("stat", ctx).cid
+    system.run()
+    other.call("release", other.call("open", "made a keeper").ctx)
+    pids = {p.name: p.pid for p in other.call("ps").processes if p.parent == 0 and p.pid != 1}
+    request = client.post("generate", ctx, 30)
+    system.run(until=lambda: len(client.streamed.get(request, [])) >= 2)
+    stopped = pids["kept" if who == "keeps it" else "test"]
+    other.call("kill", stopped, 19)
+    system.disconnect(client)
+    if who == "opens it":
+        other.call("open", "long")
+    system.run()
+    row = other.call("stat", 0, cid)
+    assert (row.pid, row.state) == (stopped, "stopped") and row.tokens < len(PROMPT) + 30
+    assert system.kernel.fsck() == []
+    other.call("kill", stopped, 18)
+    system.run()
+    assert tokens_of(other.call("read", 0, cid).tokens) == PROMPT + reference_tokens(PROMPT, 30)
+
+
 def test_a_zombie_takes_no_signal_and_is_reaped_once() -> None:
     system = SimulatedSystem(core=Core, frames=32)
     client = system.connect()
