@@ -139,7 +139,7 @@ class Lifetimes:
         row = m.core.slot_row(context.slot)
         _, back_ns = self._moving_ns(context, row.entries)
         if not 0 <= back_ns <= self._computing_ns(context, row.entries):
-            m.schedulers[context.device].idle.settle(context, m.now_ns + m.sysctl.grace_ms * MS)
+            m.schedulers[context.device].idle.settle(context)
 
     def settling(self, device: int) -> bool:
         """Frames of `device` may not be taken by force yet, since turns have just ended.  There is a timer then."""
