@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from .alarms import Alarms
 from .calls import AttachTierResult, Empty, MovedResult
 from .context import Job, JobKind
 from .errors import Detail, E
@@ -362,7 +363,7 @@ class Errands:
         self._m = machine
         self._open: dict[int, Errand] = {}  # by number
         self._look: set[int] = set()  # numbers of those that the next step may take further
-        self._timed: set[int] = set()  # numbers of those with a deadline
+        self._deadlines: Alarms[Errand] = Alarms(machine.set_timer, lambda e: self._open.get(e.number) is e)
         self._of: dict[int, list[Errand]] = {}  # by cid
         self._last = 0
 
@@ -378,8 +379,7 @@ class Errands:
         if errand.context is not None:
             self._of.setdefault(errand.context.cid, []).append(errand)
         if errand.deadline_ns:
-            self._timed.add(errand.number)
-            self._m.set_timer(errand.deadline_ns)
+            self._deadlines.add(errand.deadline_ns, errand, self._m.now_ns)
 
     def arrive(self, conn: int, request: int, context: Context, deadline_ns: int) -> None:
         """Make a context resident in hbm."""
@@ -438,16 +438,16 @@ class Errands:
                 self._look.discard(number)
 
     def due(self) -> None:
-        for number in sorted(self._timed):
-            errand = self._open.get(number)
-            if errand is not None and self._m.now_ns >= errand.deadline_ns:
-                result = errand.late(self._m)
-                errand.stop(self._m)
-                if result is not None:
-                    self._m.count("prefetches_late")
-                    self._end(errand, 0, result)
-                else:
-                    self._end(errand, E.ETIMEDOUT, {"message": "the deadline has come"})
+        for errand in self._deadlines.due(self._m.now_ns):
+            if self._open.get(errand.number) is not errand:
+                continue  # one before it has ended it
+            result = errand.late(self._m)
+            errand.stop(self._m)
+            if result is not None:
+                self._m.count("prefetches_late")
+                self._end(errand, 0, result)
+            else:
+                self._end(errand, E.ETIMEDOUT, {"message": "the deadline has come"})
 
     def cancel(self, conn: int, request: int) -> bool:
         for errand in self.open:
@@ -488,7 +488,8 @@ class Errands:
     def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
         del self._open[errand.number]
         self._look.discard(errand.number)
-        self._timed.discard(errand.number)
+        if errand.deadline_ns:
+            self._deadlines.over()
         if errand.context is not None:
             mine = self._of[errand.context.cid]
             mine.remove(errand)
