@@ -235,7 +235,6 @@ def _contexts(m: Machine) -> list[str]:
     for context in m.contexts.values():
         if context.process.contexts.get(context.cid) is not context:
             problems.append(f"context {context.cid} is not in process {context.process.pid}")
-        connection = m.connections.get(context.process.conn)
         job = context.job
         resting = context in m.schedulers[context.device].idle
         if (job is not None and resting) or (job is None and not resting and m.core.slot_row(context.slot).entries):
@@ -246,8 +245,9 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"I9: calls wait for a pass of context {context.cid}, which has none")
         if job is None:
             continue
-        asked = connection.requests.get(job.request) if connection and job.conn == connection.conn else None
-        if connection and job.request and context not in (asked, m.names.orphan(job.conn, job.request)):
+        asking = m.connections.get(job.conn)  # it may have given the context back, and another has it now
+        asked = asking.requests.get(job.request) if asking else m.names.orphan(job.conn, job.request)
+        if job.request and asked is not context and (asking or not job.ending):
             problems.append(f"I9: request {job.request} of context {context.cid} would get no reply")
         scheduler = m.schedulers[context.device]
         queued = context in scheduler.queue
