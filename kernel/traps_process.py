@@ -70,6 +70,7 @@ def named_group(m: Machine, connection: Connection, name: str) -> Group:
         raise Errno(
             E.EACCES, f"group {name} is another user's: yours are uid:{connection.uid} and its sub-groups", group=name
         )
+    m.groups.check_room(name)
     return m.groups.named(name)
 
 

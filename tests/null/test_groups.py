@@ -12,6 +12,7 @@ import pytest
 from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
+from attnix.kernel.params import MAX_GROUPS
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
@@ -613,3 +614,26 @@ def test_the_log_is_for_everybody_only_while_there_is_one_user() -> None:
     assert refused.value.detail["uid"] == 1000
     with pytest.raises(Errno):
         client.call("dmesg", 0)
+
+
+# -- how many -------------------------------------------------------------------------------------------------------
+
+
+def test_sub_groups_of_one_user_leave_room_for_others(system: SimulatedSystem) -> None:
+    """One may have as many as are left for everybody else, so whoever comes finds some; what is over is made when others go."""
+    system.check = False  # fsck recounts every group
+    hog = system.connect(1001)
+    limits = {}
+    with pytest.raises(Errno) as error:
+        for k in range(MAX_GROUPS):
+            limits[k] = limit(hog, f"uid:1001/{k}", "contexts", 5)
+    assert error.value.code is E.EAGAIN and int(error.value.detail["retry_after_ms"]) > 0
+    assert len(limits) == (MAX_GROUPS - 2) // 2, "beside nobody's and its own"
+    refused(hog, E.EAGAIN, "spawn", "", 0, 0, "uid:1001/more")
+    limit(hog, "uid:1001/0", "contexts", 6)  # one that is there
+    for uid in (1000, 1002):
+        other = system.connect(uid)
+        other.call("spawn", "", 0, 0, f"uid:{uid}/mine")
+    for k in range(4):
+        limit(hog, f"uid:1001/{k}", "contexts", 0)
+    hog.call("spawn", "", 0, 0, "uid:1001/more")
