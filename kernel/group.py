@@ -180,6 +180,10 @@ class Groups:
         except Errno:
             return 0
 
+    def processes_of(self, uid: int) -> int:
+        """Of all its groups."""
+        return sum(g.processes for g in self._groups.values() if g.uid == uid)
+
     # -- contexts -------------------------------------------------------------------------------------------------
 
     def joined(self, context: Context, group: Group) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel import traps_process
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -153,3 +154,27 @@ def test_a_signal_reaches_processes_of_the_same_user_only() -> None:
     with pytest.raises(Errno) as error:
         friend.call("kill", friend.call("ps").processes[0].pid, 7)
     assert error.value.code is E.EINVAL
+
+
+def test_processes_of_one_user_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen at most.  One user has its first and seven more, which are as many as are left; those that have ended count until
+    somebody has waited for them."""
+    monkeypatch.setattr(traps_process, "MAX_PROCESSES", 16)
+    system = SimulatedSystem(core=Core)
+    hog = system.connect(1001)
+    pids = [hog.call("spawn", "", 0, 0, f"uid:1001/{k % 2}").pid for k in range(7)]
+
+    def full() -> None:
+        with pytest.raises(Errno) as error:
+            hog.call("spawn")
+        assert (error.value.code, error.value.detail["limit"]) == (E.EAGAIN, 8) and error.value.detail["retry_after_ms"]
+
+    full()
+    hog.call("exit", pids[0])
+    full()
+    other = system.connect(1002)
+    assert other.call("spawn").pid
+    other.call("exit")
+    hog.call("wait", pids[0])
+    assert hog.call("spawn").pid
+    full()
