@@ -515,6 +515,7 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
         text = "score needs a context that is not empty and at least one token"
         raise Errno(E.EINVAL, text, field="tokens" if length else "ctx", cid=source.cid)
     check_room(m, source, length + n)
+    m.schedulers[source.device].backlog.check_new(source, n)
     m.groups.check_contexts(source.process.group)
     slots = m.core.fork(source.slot, 1)
     if not slots:
