@@ -110,6 +110,22 @@ def test_at_its_deadline_a_context_is_as_before_the_wait(demoted: bool) -> None:
     assert (counts["tool_waits"], counts["tool_waits_late"], counts["contexts_in_tool_wait"]) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("deadline, after", [(0, 0), (1000, 1100)])
+def test_an_answer_that_is_late_is_stale_though_the_machine_has_not_seen_the_deadline(
+    deadline: int, after: int, named: bool
+) -> None:
+    """The daemon was busy, or stopped: what the client has sent meanwhile comes before the timer."""
+    system = small()
+    client, ctx, wait = waiting(system, deadline=deadline)
+    system.now_ns += after * MS
+    detail = refused(E.ESTALE, client, "resume", ctx, wait if named else 0, ints([7]))
+    assert detail["wait"] == wait and client.call("stat", ctx).tokens == len(PROMPT)
+    system.advance(1)
+    assert [note.reason for _, note in client.notices] == ["deadline"]
+    assert client.call("append", ctx, ints([7])).tokens == len(PROMPT) + 1
+
+
 def test_a_second_answer_and_one_for_another_wait_are_stale() -> None:
     system = small()
     client, ctx, first = waiting(system)
