@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel import domain
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.params import MAX_GROUPS
@@ -539,6 +540,29 @@ def test_domains_share_within_themselves_only(system: SimulatedSystem) -> None:
         assert hits(client, context(client, 9, domain=name)) == 8, name
     assert hits(other, context(other, 9)) == 0
     assert hits(other, context(other, 9, domain="public")) == 8
+
+
+def test_domains_of_which_nothing_is_left_are_forgotten(
+    system: SimulatedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve frames and a hundred domains, each with a block of the same tokens: none finds another's, though it may have the
+    number that another had; what is in use or in the cache is found by its own as before."""
+    monkeypatch.setattr(domain, "KEPT", 8)
+    domains = system.kernel.machine.domains = domain.Domains(system.kernel.machine)
+    client = system.connect()
+    lives = context(client, 8, domain="uid:1000/lives")
+    client.call("alloc_context", 0, "", "uid:1000/empty")
+    for k in range(100):
+        here = f"uid:1000/{k}"
+        for found in (0, 4):
+            ctx = context(client, 5, domain=here)
+            assert client.call("stat", ctx).usage.hit_tokens == found, here
+            client.call("release", ctx)
+        assert len(domains) <= 2 * (12 + 2) and {"uid:1000/lives", "uid:1000/empty", here} <= domains._known.keys()
+    again = context(client, 8, domain="uid:1000/lives")
+    assert client.call("stat", again).usage.hit_tokens == 8 and client.call("stat", lives).shared_blocks == 2
+    numbers = [number for number, _ in domains._known.values()]
+    assert len(set(numbers)) == len(numbers) and max(numbers) <= 28
 
 
 def test_a_fork_and_a_child_keep_their_domain(system: SimulatedSystem) -> None:
