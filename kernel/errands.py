@@ -37,7 +37,7 @@ class Errand:
         raise NotImplementedError
 
     def sleeps(self) -> bool:
-        """Nothing can be done before the job of its context has ended (`Errands.rested`)."""
+        """Nothing can be done before the job of its context has ended (`Errands.rested`), or its deadline comes."""
         return False
 
     def late(self, m: Machine) -> tuple[object, ...] | None:
@@ -398,6 +398,14 @@ class Errands:
         """The open ones of this context."""
         return self._of.get(context.cid, ())
 
+    def advised(self, context: Context, kind: type[Errand]) -> bool:
+        """There is one of that kind already that nobody waits for."""
+        return any(type(e) is kind and not e.request for e in self.about(context))
+
+    def withdraw(self, errand: Errand) -> None:
+        """Nobody waits for it, and it is not wanted any more."""
+        self._end(errand, 0, Empty())
+
     def rested(self, context: Context) -> None:
         """Its job has ended."""
         self._look.update(errand.number for errand in self.about(context))
@@ -444,7 +452,8 @@ class Errands:
             result = errand.late(self._m)
             errand.stop(self._m)
             if result is not None:
-                self._m.count("prefetches_late")
+                if isinstance(errand, (Promotion, Arrival)):
+                    self._m.count("prefetches_late")
                 self._end(errand, 0, result)
             else:
                 self._end(errand, E.ETIMEDOUT, {"message": "the deadline has come"})
