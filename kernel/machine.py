@@ -330,6 +330,7 @@ class Machine:
     def start(self, context: Context, job: Job) -> None:
         context.job = job
         self.working[context.cid] = context
+        self.errands.turned(context)
         if job.since_ns < 0:
             job.since_ns = self.now_ns
         if job.args.ttft_ms and not job.due_ns:
@@ -422,7 +423,7 @@ class Machine:
         scheduler.remove(context)
         context.job = None
         self.working.pop(context.cid, None)
-        self.errands.rested(context)
+        self.errands.turned(context)
         context.lost_tokens = 0
         scheduler.rest(context)
 
