@@ -51,6 +51,9 @@ class Resting:
         if wait is not None and wait.keep_until_ns > self._m.now_ns:
             self._kept[context.cid] = context
             heapq.heappush(self._ends, (wait.keep_until_ns, self._next(), wait))
+            if len(self._ends) > 2 * len(self._kept) + 64:
+                self._ends = list({end[2].number: end for end in self._ends if self._keeps(end)}.values())  # once each
+                heapq.heapify(self._ends)
         else:
             self._file(context)
 
@@ -95,6 +98,11 @@ class Resting:
         """The entry says what is true of its context."""
         wait = entry[2]
         return not wait.over and -entry[0] == wait.due_ns and wait.context.cid in self._order
+
+    def _keeps(self, entry: tuple[int, int, Wait]) -> bool:
+        """Likewise, of a keep time."""
+        wait = entry[2]
+        return not wait.over and entry[0] == wait.keep_until_ns and wait.context.cid in self._kept
 
     def _expire(self) -> None:
         """Those whose turn has ended, when their time is over.  And keep times that are over: their contexts have rested for

@@ -380,6 +380,19 @@ def test_ten_thousand_waits_have_one_timer() -> None:
     assert system.kernel.fsck() == []
 
 
+def test_waits_that_are_over_leave_nothing_behind() -> None:
+    """However long their contexts would have been kept, and their deadline would have been."""
+    system = small(sysctl={"wait.ttl_ms": 86_400_000})
+    client, ctx, wait = waiting(system)
+    client.call("resume", ctx, wait)
+    for _ in range(300):
+        wait = client.call("wait_tool", ctx, "search", -1, MAX_WAIT_MS).wait
+        client.call("resume", ctx, wait)
+    lifetimes, idle = system.kernel.machine.lifetimes, system.kernel.machine.schedulers[0].idle
+    assert max(len(idle._ends), len(idle._late), len(lifetimes._keeps), len(lifetimes._deadlines)) < 100
+    assert len(system.timers) < 10
+
+
 def test_what_was_learnt_outlives_a_restart() -> None:
     system = small()
     system.record = True
