@@ -67,13 +67,19 @@ class Backlog:
 
     def check(self, context: Context, tokens: int = 0) -> None:
         """EAGAIN when new work on this context would wait for longer than sysctl allows; tokens: so many are to be appended.
+        Never refused is what has its place already."""
+        if context.job is None:
+            self.check_new(context, tokens)
 
-        Never refused is what has its place already, and what goes on with what has begun: a context that has its frames and
-        at most a block to compute.  Else a search, or a reply that is sampled token by token, would be refused half-way.
+    def check_new(self, context: Context, tokens: int) -> None:
+        """As `check`, of work that has no place, whatever the context is doing.
+
+        Never refused is what goes on with what has begun: a context that has its frames and at most a block to compute.  Else
+        a search, or a reply that is sampled token by token, would be refused half-way.
         """
         m = self._m
         longest, most = m.sysctl.max_wait_ms, m.sysctl.max_queue
-        if context.job is not None or not (longest or most):
+        if not (longest or most):
             return
         row = m.core.slot_row(context.slot)
         if context.admitted and row.computed and row.tokens + tokens - row.computed <= m.config.block_tokens:

@@ -7,13 +7,16 @@ has got there, when nothing more can be done, at its deadline, when it is cancel
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from .alarms import Alarms
 from .calls import AttachTierResult, Empty, MovedResult
 from .context import Job, JobKind
 from .errors import Detail, E
 from .events import DetachTier, SleepDriver
 from .records import NO_COPY
+
+AT_ONCE: Final = 16  # of one tier, that are looked at although they wait
 
 if TYPE_CHECKING:
     from .context import Context
@@ -22,7 +25,12 @@ if TYPE_CHECKING:
 
 
 class Errand:
-    """context: None for those about a device.  deadline_ns: 0 none."""
+    """context: None for those about a device.  deadline_ns: 0 none.
+
+    follows   number of the tier that it fills; -1: none.  Once begun it waits for transfers, and is looked at when some have ended
+    """
+
+    follows = -1
 
     def __init__(self, conn: int, request: int, context: Context | None, deadline_ns: int = 0) -> None:
         self.conn = conn
@@ -36,7 +44,7 @@ class Errand:
         raise NotImplementedError
 
     def sleeps(self) -> bool:
-        """Nothing can be done before the job of its context has ended (`Errands.rested`)."""
+        """Nothing can be done before the job of its context has ended (`Errands.turned`), or its deadline comes."""
         return False
 
     def late(self, m: Machine) -> tuple[object, ...] | None:
@@ -60,8 +68,12 @@ class Demotion(Errand):
     def __init__(self, conn: int, request: int, context: Context, target: Device) -> None:
         super().__init__(conn, request, context)
         self.target = target
+        self.follows = target.index
         self.begun: set[tuple[int, int]] = set()  # (block, target of the hop): tried once each
         self.moved = 0
+
+    def sleeps(self) -> bool:
+        return self.context is not None and self.context.job is not None
 
     def step(self, m: Machine) -> tuple[object, ...] | None:
         context = self.context
@@ -156,6 +168,7 @@ class Promotion(Errand):
     def __init__(self, conn: int, request: int, context: Context, target: Device, deadline_ns: int) -> None:
         super().__init__(conn, request, context, deadline_ns)
         self.target = target
+        self.follows = target.index
         self.tried: set[int] = set()
         self.moved = 0
 
@@ -355,14 +368,17 @@ class Wake(Errand):
 class Errands:
     """The open ones, in the order in which they were begun.
 
-    A context that is being made resident and waits for its turn has nothing to do until its job ends, and there may be as many
-    of those as contexts: a step looks only at the others."""
+    There may be as many as contexts, and more, and to look at one costs as much as its context has blocks.  So a step looks only
+    at those that can have got further: not at contexts that are being made resident and wait for their turn, nor at those that
+    wait for transfers before one has ended; and then, of each tier, until AT_ONCE are found that still wait."""
 
     def __init__(self, machine: Machine) -> None:
         self._m = machine
         self._open: dict[int, Errand] = {}  # by number
         self._look: set[int] = set()  # numbers of those that the next step may take further
-        self._timed: set[int] = set()  # numbers of those with a deadline
+        self._following: dict[int, dict[int, Errand]] = {}  # those that wait for transfers: by tier, by number
+        self._turn = 0  # of Movers.ended, when they were looked at last
+        self._deadlines: Alarms[Errand] = Alarms(machine.set_timer, lambda e: self._open.get(e.number) is e)
         self._of: dict[int, list[Errand]] = {}  # by cid
         self._last = 0
 
@@ -375,11 +391,12 @@ class Errands:
         errand.number = self._last
         self._open[errand.number] = errand
         self._look.add(errand.number)
+        if errand.follows >= 0:
+            self._following.setdefault(errand.follows, {})[errand.number] = errand
         if errand.context is not None:
             self._of.setdefault(errand.context.cid, []).append(errand)
         if errand.deadline_ns:
-            self._timed.add(errand.number)
-            self._m.set_timer(errand.deadline_ns)
+            self._deadlines.add(errand.deadline_ns, errand, self._m.now_ns)
 
     def arrive(self, conn: int, request: int, context: Context, deadline_ns: int) -> None:
         """Make a context resident in hbm."""
@@ -398,8 +415,16 @@ class Errands:
         """The open ones of this context."""
         return self._of.get(context.cid, ())
 
-    def rested(self, context: Context) -> None:
-        """Its job has ended."""
+    def advised(self, context: Context, kind: type[Errand]) -> bool:
+        """There is one of that kind already that nobody waits for."""
+        return any(type(e) is kind and not e.request for e in self.about(context))
+
+    def withdraw(self, errand: Errand) -> None:
+        """Nobody waits for it, and it is not wanted any more."""
+        self._end(errand, 0, Empty())
+
+    def turned(self, context: Context) -> None:
+        """Its job has ended, or another has begun."""
         self._look.update(errand.number for errand in self.about(context))
 
     def adopted(self, context: Context) -> None:
@@ -425,29 +450,43 @@ class Errands:
             self.add(Saving(0, 0, context, target))
 
     def run(self) -> None:
-        if not self._look:
-            return
         for number in sorted(self._look):
             errand = self._open.get(number)
-            if errand is None:
-                continue
-            result = errand.step(self._m)
-            if result is not None:
-                self._end(errand, 0, result)
-            elif errand.sleeps():
+            if errand is not None and not self._ends(errand) and (errand.sleeps() or self._waits(errand)):
                 self._look.discard(number)
+        if self._turn != self._m.movers.ended:
+            self._turn = self._m.movers.ended
+            for following in self._following.values():
+                waiting = 0
+                for errand in list(following.values()):
+                    open_ = errand.number in self._open  # one before it may have ended it
+                    waiting += open_ and not errand.sleeps() and not self._ends(errand)
+                    if waiting >= AT_ONCE:
+                        break
+
+    def _ends(self, errand: Errand) -> bool:
+        """Take it further."""
+        result = errand.step(self._m)
+        if result is not None:
+            self._end(errand, 0, result)
+        return result is not None
+
+    def _waits(self, errand: Errand) -> bool:
+        """For transfers, and for nothing else."""
+        return errand.follows >= 0 and not (errand.context is not None and self._m.core.in_flight(errand.context.slot))
 
     def due(self) -> None:
-        for number in sorted(self._timed):
-            errand = self._open.get(number)
-            if errand is not None and self._m.now_ns >= errand.deadline_ns:
-                result = errand.late(self._m)
-                errand.stop(self._m)
-                if result is not None:
+        for errand in self._deadlines.due(self._m.now_ns):
+            if self._open.get(errand.number) is not errand:
+                continue  # one before it has ended it
+            result = errand.late(self._m)
+            errand.stop(self._m)
+            if result is not None:
+                if isinstance(errand, (Promotion, Arrival)):
                     self._m.count("prefetches_late")
-                    self._end(errand, 0, result)
-                else:
-                    self._end(errand, E.ETIMEDOUT, {"message": "the deadline has come"})
+                self._end(errand, 0, result)
+            else:
+                self._end(errand, E.ETIMEDOUT, {"message": "the deadline has come"})
 
     def cancel(self, conn: int, request: int) -> bool:
         for errand in self.open:
@@ -482,13 +521,18 @@ class Errands:
         return [
             f"an errand about context {errand.context.cid if errand.context else 0} is not looked at"
             for number, errand in self._open.items()
-            if number not in self._look and not errand.sleeps()
+            if number not in self._look
+            and not errand.sleeps()
+            and not (errand.follows >= 0 and (self._turn != self._m.movers.ended or not self._m.movers.idle()))
         ]
 
     def _end(self, errand: Errand, code: E | int, result: tuple[object, ...] | Detail) -> None:
         del self._open[errand.number]
         self._look.discard(errand.number)
-        self._timed.discard(errand.number)
+        if errand.follows >= 0:
+            del self._following[errand.follows][errand.number]
+        if errand.deadline_ns:
+            self._deadlines.over()
         if errand.context is not None:
             mine = self._of[errand.context.cid]
             mine.remove(errand)

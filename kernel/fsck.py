@@ -235,7 +235,6 @@ def _contexts(m: Machine) -> list[str]:
     for context in m.contexts.values():
         if context.process.contexts.get(context.cid) is not context:
             problems.append(f"context {context.cid} is not in process {context.process.pid}")
-        connection = m.connections.get(context.process.conn)
         job = context.job
         resting = context in m.schedulers[context.device].idle
         if (job is not None and resting) or (job is None and not resting and m.core.slot_row(context.slot).entries):
@@ -244,10 +243,11 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"context {context.cid} should be gone")
         if context.parked and not m.core.in_flight(context.slot):
             problems.append(f"I9: calls wait for a pass of context {context.cid}, which has none")
-        if job is None or connection is None:
+        if job is None:
             continue
-        asked = connection.requests.get(job.request) if job.conn == connection.conn else None
-        if job.request and context not in (asked, m.names.orphan(job.conn, job.request)):
+        asking = m.connections.get(job.conn)  # it may have given the context back, and another has it now
+        asked = asking.requests.get(job.request) if asking else m.names.orphan(job.conn, job.request)
+        if job.request and asked is not context and (asking or not job.ending):
             problems.append(f"I9: request {job.request} of context {context.cid} would get no reply")
         scheduler = m.schedulers[context.device]
         queued = context in scheduler.queue
@@ -258,6 +258,8 @@ def _contexts(m: Machine) -> list[str]:
             problems.append(f"context {context.cid} is queued and decoding")
         if not queued and not decoding and not m.held(context) and not job.ending:
             problems.append(f"context {context.cid} has a job that nobody will run")
+        if (queued or decoding) and m.held(context):
+            problems.append(f"context {context.cid} is held and will be run")
     for scheduler in m.schedulers:
         problems += scheduler.idle.problems()
         device = scheduler.device

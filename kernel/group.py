@@ -146,15 +146,32 @@ class Groups:
         self._core.define_group(group.number, parent.number if parent is not None else 0)
         return group
 
+    def check_room(self, name: str) -> None:
+        """EAGAIN: the uid has as many sub-groups as are left for everybody else, so this new one is not made.  Whoever comes
+        always finds some: the thresholds are dynamic (Choudhury and Hahne, INFOCOM'96), and no share is set aside for those
+        who never come.  EINVAL: no group can have that name."""
+        uid, sub = parse_name(name)
+        if not sub or name in self._groups or self._sub_groups(uid) < len(self._numbers):
+            return
+        self.tidy()
+        if (mine := self._sub_groups(uid)) >= len(self._numbers):
+            text = f"uid:{uid} has {mine} sub-groups and no more are left for others: end the processes of one and take its limits away"
+            raise Errno(E.EAGAIN, text, limit=mine, group=f"uid:{uid}", retry_after_ms=RETRY_MS)
+
+    def _sub_groups(self, uid: int) -> int:
+        return sum(1 for g in self._groups.values() if g.uid == uid and g.parent is not None)
+
     def tidy(self, keep: Group | None = None) -> None:
         """Forget those of which nothing is left, sub-groups first."""
+        kept = {keep}  # and those of which a sub-group is left
         for group in sorted(self._groups.values(), key=lambda g: (g.parent is None, -g.number)):
             idle = not group.processes and not group.contexts and not group.limits and group.weight == DEFAULT_WEIGHT
-            if idle and group is not keep and not any(g.parent is group for g in self._groups.values()):
-                if any(self._core.account(d.index, group.number).used for d in self._m.devices):
-                    continue
-                del self._groups[group.name]
-                self._numbers.append(group.number)
+            used = group in kept or not idle
+            if used or any(self._core.account(d.index, group.number).used for d in self._m.devices):
+                kept.add(group.parent)
+                continue
+            del self._groups[group.name]
+            self._numbers.append(group.number)
 
     def owner_of(self, domain: str) -> int:
         """Number of the group that pays for blocks of a domain which were found in a tier; 0: nobody."""
@@ -162,6 +179,10 @@ class Groups:
             return self.of_uid(parse_name(domain)[0]).number
         except Errno:
             return 0
+
+    def processes_of(self, uid: int) -> int:
+        """Of all its groups."""
+        return sum(g.processes for g in self._groups.values() if g.uid == uid)
 
     # -- contexts -------------------------------------------------------------------------------------------------
 

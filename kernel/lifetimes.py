@@ -139,7 +139,7 @@ class Lifetimes:
         row = m.core.slot_row(context.slot)
         _, back_ns = self._moving_ns(context, row.entries)
         if not 0 <= back_ns <= self._computing_ns(context, row.entries):
-            m.schedulers[context.device].idle.settle(context, m.now_ns + m.sysctl.grace_ms * MS)
+            m.schedulers[context.device].idle.settle(context)
 
     def settling(self, device: int) -> bool:
         """Frames of `device` may not be taken by force yet, since turns have just ended.  There is a timer then."""
@@ -193,11 +193,13 @@ class Lifetimes:
         return WaitToolResult(wait.number, wait.decision, keep_ms, expected_ms, deadline_ns // MS if at_ns else -1)
 
     def check(self, context: Context, number: int) -> Wait:
-        """The wait that `number` means (0: whichever there is).  ESTALE: it is over.  EINVAL: there never was one."""
+        """The wait that `number` means (0: whichever there is).  ESTALE: it is over, or would be, had its timer fired yet: a
+        machine that was held up takes no answer that is late.  EINVAL: there never was one."""
         wait = context.wait
-        if wait is not None and number in (0, wait.number):
+        current = wait is not None and number in (0, wait.number)
+        if wait is not None and current and not 0 < wait.deadline_ns <= self._m.now_ns:
             return wait
-        if wait is not None and 0 < number <= self._last:
+        if wait is not None and not current and 0 < number <= self._last:
             raise Errno(
                 E.ESTALE,
                 f"wait {number} of context {context.cid} is over; it waits for {wait.tool!r} now (wait {wait.number})",

@@ -25,6 +25,7 @@ from .calls import (
 from .config import KernelConfig, encode_identity
 from .context import Context, Job, JobKind
 from .device import Device
+from .domain import Domains
 from .errands import Errands
 from .errors import Detail, E, Errno
 from .events import Effect, Reply, SetTimer
@@ -74,6 +75,7 @@ class Machine:
         self.movers: Movers
         self.tiers = Tiers(self)
         self.groups = Groups(self)
+        self.domains = Domains(self)
         self.prefetches = Prefetches(self)
         self.contexts: dict[Cid, Context] = {}
         self.by_slot: dict[int, Context] = {}
@@ -101,7 +103,6 @@ class Machine:
         self.asleep = False  # hbm is given back, or being given back
         self.uname: UnameResult | None = None
         self._effects: list[Effect] = []
-        self._domains: dict[str, tuple[int, bytes]] = {}
         self._next_pid = self._next_cid = self._next_order = self._next_timer = self._born = 0
         self.tiers.begin()
         self.errands = Errands(self)
@@ -136,14 +137,6 @@ class Machine:
         self.emit(SetTimer(self._next_timer, at_ns))
         return self._next_timer
 
-    def domain(self, name: str) -> tuple[int, bytes]:
-        """A small number and the root key of a sharing domain."""
-        if name not in self._domains:
-            root = self.core.hash(encode_identity(self.config.identity, name))
-            self._domains[name] = (len(self._domains) + 1, root)
-            self.tiers.know_domain(len(self._domains), name, root)
-        return self._domains[name]
-
     def domain_of(self, process: Process, name: str = "") -> tuple[int, bytes]:
         """The domain a new context of this process shares prefixes in: the process's, or another that it may."""
         return self.domain_for(name or process.domain, self._next_cid + 1)
@@ -154,7 +147,7 @@ class Machine:
             root = self.core.hash(encode_identity(self.config.identity, alone))
             self.tiers.know_domain(number, alone, root)
             return number, root
-        return self.domain(name)
+        return self.domains.of(name)
 
     def last_ids(self) -> tuple[int, int]:
         """The largest pid and cid given so far."""
@@ -361,6 +354,7 @@ class Machine:
     def start(self, context: Context, job: Job) -> None:
         context.job = job
         self.working[context.cid] = context
+        self.errands.turned(context)
         if job.since_ns < 0:
             job.since_ns = self.now_ns
         if job.args.ttft_ms and not job.due_ns:
@@ -453,7 +447,7 @@ class Machine:
         scheduler.remove(context)
         context.job = None
         self.working.pop(context.cid, None)
-        self.errands.rested(context)
+        self.errands.turned(context)
         context.lost_tokens = 0
         scheduler.rest(context)
 

@@ -90,6 +90,9 @@ class Movers:
         self._gates = deque(range(GATES))  # free ones: the one used longest ago is used next
         self._over: list[int] = []  # gates of ended moves that a pass in flight may still look at
         self._ticket = 0
+        self.ended = (
+            0  # transfers, and loads that were given up: what waits for any of them looks again when it has grown
+        )
 
     def add_device(self) -> None:
         self._flying.append({})
@@ -327,6 +330,7 @@ class Movers:
         self._m.count("abandoned_loads", dropped)
 
     def _abandoned(self, items: list[Item]) -> int:
+        self.ended += len(items)
         for item in items:
             self._m.prefetches.gone(item.target, [item.block], "abandoned")
         for item in items:
@@ -411,6 +415,7 @@ class Movers:
             device.mute + 1 if len(codes) == len(move.items) and _NOTHING_CAME.issuperset(codes.values()) else 0
         )
         move.over = True
+        self.ended += 1
         if move.gate >= 0:
             self._over.append(move.gate)
             self.reuse_gates()
@@ -497,6 +502,7 @@ class Movers:
     def _give_up(self, hop: Hop) -> None:
         """Its source will never have the content: another copy has, or nobody."""
         item = hop.item
+        self.ended += 1
         self._core.unwire(item.source, [item.source_frame])
         if self._elsewhere(Move([item], "load", hop.cid, hop.demand, None), item):
             self._retry([item], hop.cid, hop.demand)
@@ -526,6 +532,10 @@ class Movers:
     def moving(self) -> bool:
         """Some transfer has not ended: an event is to come."""
         return any(self._flying) or any(a or b for a, b in self._waiting)
+
+    def idle(self) -> bool:
+        """Nothing is under way, and nothing waits."""
+        return not (self.moving() or self._chained or self._staged)
 
     def _chains(self) -> Iterable[Hop]:
         for waiting in self._chained.values():

@@ -299,8 +299,11 @@ class Names:
                 del self._keepers[old.group.name]
                 m.forget(old)
         scheduler = m.schedulers[context.device]
-        if was_held and context.job is not None and not context.job.ending and not m.held(context):
-            scheduler.add(context)
+        if context.job is not None and not context.job.ending:
+            if was_held and not m.held(context):
+                scheduler.add(context)
+            elif m.held(context) and not was_held:
+                scheduler.hold(context)
         scheduler.reorder()
 
     def take(self, connection: Connection, process: Process, context: Context) -> int:

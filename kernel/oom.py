@@ -68,9 +68,10 @@ class Oom:
         if m.now_ns - self._since_ns >= after_ns:
             self._since_ns = m.now_ns
             self._blow(scheduler, waits)
-        if self._armed_ns <= m.now_ns and self._tried != "said":
-            self._armed_ns = self._since_ns + after_ns
-            m.set_timer(self._armed_ns)
+        at_ns = self._since_ns + after_ns
+        if self._tried != "said" and not m.now_ns < self._armed_ns <= at_ns:  # a timer may be there for a longer time
+            self._armed_ns = at_ns
+            m.set_timer(at_ns)
 
     def _blow(self, scheduler: Scheduler, waits: Context) -> None:
         after_ms = self._m.sysctl.after_ms

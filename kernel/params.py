@@ -10,7 +10,7 @@ from typing import Final
 BLOCK_TOKENS: Final = 16  # tokens per block, boot option
 MAX_DEVICES: Final = 8  # compute devices and tiers together
 MAX_CONTEXTS: Final = 4096  # context slots, boot option
-MAX_PROCESSES: Final = 65536  # live processes
+MAX_PROCESSES: Final = 65536  # live processes, of which no uid has more than are left for others
 MAX_GROUPS: Final = 1024  # groups with a process, a frame or a limit, nobody's included (also in csrc/state.h)
 MAX_GROUP_NAME_BYTES: Final = 48  # bytes in the name of a group or domain: tags have room for it (tag.py)
 MAX_FORK: Final = 1024  # contexts made by one fork

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .alarms import Alarms
 from .bucket import Bucket, Meter
 
 if TYPE_CHECKING:
@@ -30,23 +31,30 @@ def before(one: Group, other: Group, late: frozenset[int]) -> bool:
     return one is not mine and one.number in late and (other is mine or other.number not in late)
 
 
+def _holds(held: tuple[Group, int]) -> bool:
+    group, until_ns = held
+    return group.bucket is not None and group.bucket.until_ns == until_ns
+
+
 class Rates:
     """Of one machine.  limited, promised: groups with a hard, and with a soft limit on tokens."""
 
     def __init__(self, machine: Machine) -> None:
         self._m = machine
+        self._ends: Alarms[tuple[Group, int]] = Alarms(machine.set_timer, _holds)
         self.limited: list[Group] = []
         self.promised: list[Group] = []
 
     def set(self, group: Group, soft: int, hard: int) -> None:
         """0: none."""
         now_ns, served = self._m.now_ns, self._m.core.served(group.number)
-        was_held = group.bucket is not None and group.bucket.until_ns
+        was_held = group.bucket is not None and group.bucket.until_ns > 0
         group.bucket = Bucket(hard, served, now_ns) if hard else None
         group.meter = Meter(soft, served, now_ns) if soft else None
         self.limited = [*(g for g in self.limited if g is not group), *([group] if hard else [])]
         self.promised = [*(g for g in self.promised if g is not group), *([group] if soft else [])]
         if was_held:
+            self._ends.over()
             self._let_go(group)
 
     # -- what is held back ----------------------------------------------------------------------------------------
@@ -59,23 +67,25 @@ class Rates:
                 continue
             bucket.spend(self._m.core.served(group.number), self._m.now_ns)
             if bucket.level < 0 and not bucket.until_ns:
-                bucket.hold(self._m.now_ns)
+                self._hold(group, bucket)
                 group.throttled += 1
                 self._m.count("throttles")
-                self._m.set_timer(bucket.until_ns)
                 for context in self._jobs(group):
                     self._m.schedulers[context.device].hold(context)
 
+    def _hold(self, group: Group, bucket: Bucket) -> None:
+        bucket.hold(self._m.now_ns)
+        self._ends.add(bucket.until_ns, (group, bucket.until_ns), self._m.now_ns)
+
     def due(self) -> None:
         """A timer fired."""
-        for group in self.limited:
+        for group, _ in self._ends.due(self._m.now_ns):
             bucket = group.bucket
-            if bucket is None or not bucket.until_ns or bucket.until_ns > self._m.now_ns:
+            if bucket is None:
                 continue
             bucket.spend(self._m.core.served(group.number), self._m.now_ns)
             if bucket.level < 0:  # a pass was in flight on another device
-                bucket.hold(self._m.now_ns)
-                self._m.set_timer(bucket.until_ns)
+                self._hold(group, bucket)
                 continue
             bucket.until_ns = 0
             self._let_go(group)

@@ -32,7 +32,7 @@ class Resting:
         self._order: OrderedDict[int, Context] = OrderedDict()  # by cid, least recently used first
         self._kept: OrderedDict[int, Context] = OrderedDict()  # within their keep time
         self._ends: list[tuple[int, int, Wait]] = []  # heap: when keep times end
-        self._fresh: OrderedDict[int, tuple[Context, int]] = OrderedDict()  # their turn has just ended; until when
+        self._fresh: OrderedDict[int, tuple[Context, int]] = OrderedDict()  # their turn has just ended; when
         self._number = 0  # of heap entries, so that no two compare equal
         self._late: list[tuple[int, int, Wait]] = []  # heap: (-due_ns, ...) of those in _order that are due some time
 
@@ -51,6 +51,9 @@ class Resting:
         if wait is not None and wait.keep_until_ns > self._m.now_ns:
             self._kept[context.cid] = context
             heapq.heappush(self._ends, (wait.keep_until_ns, self._next(), wait))
+            if len(self._ends) > 2 * len(self._kept) + 64:
+                self._ends = list({end[2].number: end for end in self._ends if self._keeps(end)}.values())  # once each
+                heapq.heapify(self._ends)
         else:
             self._file(context)
 
@@ -68,14 +71,19 @@ class Resting:
         self._kept.pop(context.cid, None)
         self._fresh.pop(context.cid, None)
 
-    def settle(self, context: Context, until_ns: int) -> None:
-        """Its turn has just ended.  until_ns: no earlier than that of the one before."""
+    def settle(self, context: Context) -> None:
+        """Its turn has just ended."""
         self.remove(context)
-        self._fresh[context.cid] = (context, until_ns)
+        self._fresh[context.cid] = (context, self._m.now_ns)
+
+    def _settles_ns(self, ended_ns: int) -> int:
+        """When a context whose turn ended then has had its time: by the sysctl as it is now, so that it counts at once."""
+        return ended_ns + self._m.sysctl.grace_ms * 1_000_000
 
     def settled_ns(self) -> int:
         """When the next of those whose turn has just ended has had its time; 0: there are none."""
-        return next((until_ns for _, until_ns in self._fresh.values() if until_ns > self._m.now_ns), 0)
+        ends = (self._settles_ns(ended_ns) for _, ended_ns in self._fresh.values())
+        return next((end_ns for end_ns in ends if end_ns > self._m.now_ns), 0)
 
     def _file(self, context: Context) -> None:
         self._order[context.cid] = context
@@ -91,12 +99,17 @@ class Resting:
         wait = entry[2]
         return not wait.over and -entry[0] == wait.due_ns and wait.context.cid in self._order
 
+    def _keeps(self, entry: tuple[int, int, Wait]) -> bool:
+        """Likewise, of a keep time."""
+        wait = entry[2]
+        return not wait.over and entry[0] == wait.keep_until_ns and wait.context.cid in self._kept
+
     def _expire(self) -> None:
         """Those whose turn has ended, when their time is over.  And keep times that are over: their contexts have rested for
         longer than most, and are the next to go."""
         while self._fresh:
-            context, until_ns = next(iter(self._fresh.values()))
-            if until_ns > self._m.now_ns:
+            context, ended_ns = next(iter(self._fresh.values()))
+            if self._settles_ns(ended_ns) > self._m.now_ns:
                 break
             del self._fresh[context.cid]
             self._file(context)

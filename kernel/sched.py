@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .backlog import Backlog
 from .batch import ALLOWED, FORWARD, HISTORY, SAMPLE, SCORE, SEQ_BYTES, unpack_seqs
@@ -34,6 +34,7 @@ from .order.line import LOOK, OVERTAKES, arranged, rank
 from .order.protocol import Forecast, OrderPolicy, Waiting
 from .order.turns import LEARN_EVERY, TOKEN_NS, Turns, decode_part_ns
 from .pager import Pager
+from .params import MAX_TARGET_MS
 from .records import BLOCKED_BY_LOAD, OK, PREFILL
 from .resting import Resting
 from .tag import GATE
@@ -46,6 +47,15 @@ ROUNDS = 16  # rounds of planning, beside two for each job, after which the end 
 PASSERS = 4  # jobs that are tried in the place of the first that does not fit, per pass
 _SEQ_WORDS, _SEQ_START = SEQ_BYTES // 4, 2  # of `seqs` as int32: length of a record, and where its `start` is
 _FINAL_FLAG = {JobKind.PREFILL: 0, JobKind.GENERATE: SAMPLE, JobKind.FORWARD: FORWARD, JobKind.SCORE: SCORE}
+
+
+class Late(NamedTuple):
+    """Targets that would be missed.  after_ns: when to try again.  first_ns, token_ns: targets that would be kept now, behind all
+    that is due; 0: that is not known."""
+
+    after_ns: int
+    first_ns: int
+    token_ns: int
 
 
 class Scheduler:
@@ -288,20 +298,24 @@ class Scheduler:
             if other.process.group is group and other.place() < place:
                 self._job(other).passed += 1
 
-    def late_ns(self, context: Context, args: GenerateArgs) -> int:
-        """0 unless the policy refuses a generation with these targets: after how long to try again."""
+    def late(self, context: Context, args: GenerateArgs) -> Late | None:
+        """None unless the policy refuses a generation with these targets."""
         if not self.policy.refuses or not (args.ttft_ms or args.tpot_ms):
-            return 0
+            return None
         m, fit = self._m, self._m.costs.prefill[self.device].known()
         if fit is None:
-            return 0
+            return None
         job = Job(JobKind.GENERATE, context.job.order if context.job is not None else 1 << 60)
         job.args = args
         job.since_ns = m.now_ns
         job.due_ns = m.now_ns + args.ttft_ms * 1_000_000 if args.ttft_ms else 0
         others = [c for c in self.queue if c is not context][:LOOK]
         mine, *theirs = facts(m, [(context, job), *((c, self._job(c)) for c in others)], True, self.policy.attains)
-        return self.policy.late_ns(mine, self._forecast(mine, theirs))
+        late_ns = self.policy.late_ns(mine, self._forecast(mine, theirs))
+        if late_ns <= 0:
+            return None
+        last = self._forecast(mine._replace(due_ns=m.now_ns + MAX_TARGET_MS * 1_000_000), theirs)
+        return Late(late_ns, last.first_ns, last.token_ns)
 
     def _forecast(self, mine: Waiting, theirs: list[Waiting]) -> Forecast:
         m = self._m

@@ -224,8 +224,7 @@ class Kernel:
         for waiter in m.waiters.due(m.now_ns):
             m.answer(waiter, E.ETIMEDOUT, {"message": "no process has ended in time"})
         m.lifetimes.due()
-        if m.groups.rates.limited:
-            m.groups.rates.due()
+        m.groups.rates.due()
         m.errands.due()
 
     def _restored(self, event: Restored) -> None:

@@ -170,6 +170,9 @@ class Tiers:
         if self.exist:
             self._domains[number] = (name.encode()[:63], root)
 
+    def forget_domain(self, number: int) -> None:
+        self._domains.pop(number, None)
+
     def domain_named(self, number: int) -> tuple[bytes, bytes]:
         return self._domains.get(number, (b"", bytes(16)))
 
@@ -275,7 +278,7 @@ class Tiers:
             block = -1
             name = tag.domain.decode("utf-8", "replace")
             if known_domain(name) and len(tag.tokens) == 4 * size:
-                number, root = m.domain(name)
+                number, root = m.domains.of(name)
                 parent = -1 if tag.depth == 0 else self._core.find_key(tag.parent)
                 above = tag.parent if tag.depth else root
                 right = root == tag.root and self._core.hash(above + tag.tokens) == tag.key

@@ -20,6 +20,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from .journal import ToolRecord
+from .params import MAX_WAIT_MS
 
 MOST_TOOLS: Final = 256  # names kept, the least recently called goes first
 OWN_SAMPLES: Final = 256  # durations kept of one tool
@@ -30,6 +31,7 @@ BELIEVED: Final = 3  # durations from which a tool's own median counts
 JUDGED: Final = 8  # etas from which they are compared with what was learnt
 _BEHIND: Final = "\x1f"  # between uid and name in the journal
 _FARTHEST: Final = 64.0  # an eta that is wrong by more than this says nothing about the next
+_LONGEST_NS: Final = MAX_WAIT_MS * 1_000_000  # what is foretold is no longer than what could be said, and fits 64 bits
 
 
 class Sample:
@@ -163,8 +165,9 @@ class Tools:
             ratios = self._ratios_of(tool)
             if ratios is None:
                 return Forecast(eta_ns, eta_ns, (float(eta_ns),), True)
-            scaled = [eta_ns * ratio for ratio in ratios.by_size]
-            return Forecast(int(eta_ns * ratios.median()), int(eta_ns * ratios.quantile(100)), scaled, True)
+            scaled = [min(eta_ns * ratio, _LONGEST_NS) for ratio in ratios.by_size]
+            likely_ns, early_ns = (min(int(eta_ns * r), _LONGEST_NS) for r in (ratios.median(), ratios.quantile(100)))
+            return Forecast(likely_ns, early_ns, scaled, True)
         likely = self._durations_of(tool, BELIEVED)
         if likely is None:
             return Forecast(-1, -1, (), False)

@@ -374,13 +374,15 @@ def generate(m: Machine, connection: Connection, call: Syscall, args: c.Generate
 
 def _in_time(m: Machine, context: Context, args: c.GenerateArgs) -> None:
     """EAGAIN: the scheduling policy says that a target of this generation would be missed."""
-    late_ns = m.schedulers[context.device].late_ns(context, args)
-    if late_ns:
+    late = m.schedulers[context.device].late(context, args)
+    if late is not None:
+        after_ms, ttft_ms, tpot_ms = (coarse_ms(m, context.process.uid, -(-ns // 1_000_000)) for ns in late)
         raise Errno(
             E.EAGAIN,
-            f"its targets (ttft_ms {args.ttft_ms}, tpot_ms {args.tpot_ms}) would be missed now: try again later, or ask for less",
-            retry_after_ms=coarse_ms(m, context.process.uid, -(-late_ns // 1_000_000)),
-        )
+            f"its targets (ttft_ms {args.ttft_ms}, tpot_ms {args.tpot_ms}) would be missed now: it could have ttft_ms {ttft_ms}, "
+            f"tpot_ms {tpot_ms}; ask for that, or try again in {after_ms} ms",
+            retry_after_ms=after_ms, ttft_ms=ttft_ms, tpot_ms=tpot_ms,
+        )  # fmt: skip
 
 
 def begin_generation(
@@ -513,6 +515,7 @@ def score(m: Machine, connection: Connection, call: Syscall, args: c.ScoreArgs) 
         text = "score needs a context that is not empty and at least one token"
         raise Errno(E.EINVAL, text, field="tokens" if length else "ctx", cid=source.cid)
     check_room(m, source, length + n)
+    m.schedulers[source.device].backlog.check_new(source, n)
     m.groups.check_contexts(source.process.group)
     slots = m.core.fork(source.slot, 1)
     if not slots:

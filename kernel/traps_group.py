@@ -18,6 +18,7 @@ def setlimit(m: Machine, connection: Connection, call: Syscall, args: c.Setlimit
         administrator(m, connection, f"set limits of the uid's group {args.group}: name a sub-group, {args.group}/NAME")
     elif connection.uid != uid:
         administrator(m, connection, "set limits of another user's groups")
+    m.groups.check_room(args.group)
     group = m.groups.named(args.group)
     m.groups.set_limit(group, args.resource, args.soft, args.hard)
     m.log("info", f"group {group.name}: {args.resource} soft {args.soft} hard {args.hard}, set by uid {connection.uid}")

@@ -6,7 +6,7 @@ from . import calls as c
 from .config import DeviceConfig
 from .context import Context, JobKind
 from .device import Device
-from .errands import Attach, Demotion, Detach, Errand, Promotion, Sleep, Wake, resident_blocks
+from .errands import Arrival, Attach, Demotion, Detach, Errand, Promotion, Sleep, Wake, resident_blocks
 from .errors import E, Errno
 from .events import AttachTier, Syscall, WakeDriver
 from .evictor import Evictor
@@ -139,39 +139,56 @@ def advise(m: Machine, connection: Connection, call: Syscall, args: c.AdviseArgs
     if not 0 <= args.start <= end <= length:
         raise Errno(E.EINVAL, f"tokens [{args.start}, {args.end}) are not within 0..{length}", tokens=length)
     if args.advice == "willneed":
-        _fetch(m, context, m.devices[context.device], 0, 0, 0)
+        if not m.errands.advised(context, Arrival):
+            _fetch(m, context, m.devices[context.device], 0, 0, 0)
     elif args.advice == "cold":
         stage = m.tiers.stage
-        if stage is not None and context.job is None and not m.tiers.pinned(context):
+        wanted = stage is not None and context.job is None and not m.tiers.pinned(context)
+        if stage is not None and wanted and not m.errands.advised(context, Demotion):
             _errand(m, Demotion(0, 0, context, stage))
     elif args.advice in ("dontneed", "normal", "priority"):
         if not 0 <= args.priority <= 100:
             raise Errno(E.EINVAL, f"priority is 0..100, not {args.priority}", field="priority")
         priority = {"dontneed": 0, "normal": 50}.get(args.advice, args.priority)
         m.core.prioritise(context.slot, args.start, end, priority)
-        if args.duration_ms > 0:
-            _errand(m, _Expiry(context, args.start, end, m.now_ns + args.duration_ms * 1_000_000))
+        _expire(m, context, args.start, end, args.duration_ms)
     else:
         names = "willneed, dontneed, cold, normal or priority"
         raise Errno(E.EINVAL, f"advice is {names}, not {args.advice!r}", field="advice")
     return c.Empty()
 
 
-class _Expiry(Errand):
-    """A range's priority ends."""
+def _expire(m: Machine, context: Context, start: int, end: int, duration_ms: int) -> None:
+    """Tokens [start, end) have another priority from now on, for so long (0: for ever): what was to end there does not any more."""
+    size = m.config.block_tokens
+    first, last = -(-start // size), end // size  # whole blocks have one
+    for old in [e for e in m.errands.about(context) if isinstance(e, _Expiry)]:
+        if first < old.last and old.first < last:
+            m.errands.withdraw(old)
+            for left in ((old.first, first), (last, old.last)):
+                if left[0] < left[1]:
+                    m.errands.add(_Expiry(context, *left, old.deadline_ns))
+    if duration_ms > 0 and first < last:
+        m.errands.add(_Expiry(context, first, last, m.now_ns + duration_ms * 1_000_000))
 
-    def __init__(self, context: Context, start: int, end: int, deadline_ns: int) -> None:
+
+class _Expiry(Errand):
+    """The priority of blocks [first, last) ends.  No two of one context overlap, so there are as many as it has blocks at most."""
+
+    def __init__(self, context: Context, first: int, last: int, deadline_ns: int) -> None:
         super().__init__(0, 0, context, deadline_ns)
-        self.start, self.end = start, end
+        self.first, self.last = first, last
 
     def step(self, m: Machine) -> None:
         return None
 
+    def sleeps(self) -> bool:
+        return True
+
     def late(self, m: Machine) -> c.Empty:
         if self.context is not None:
-            m.core.prioritise(
-                self.context.slot, self.start, min(self.end, m.core.slot_row(self.context.slot).tokens), 50
-            )
+            size, tokens = m.config.block_tokens, m.core.slot_row(self.context.slot).tokens
+            m.core.prioritise(self.context.slot, self.first * size, min(self.last * size, tokens), 50)
         return c.Empty()
 
 

@@ -44,8 +44,11 @@ def spawn(m: Machine, connection: Connection, call: Syscall, args: c.SpawnArgs) 
     if not NICE_MIN <= args.nice <= NICE_MAX or len(args.name) > MAX_NAME_CHARS:
         text = f"nice is {NICE_MIN}..{NICE_MAX} and a name at most {MAX_NAME_CHARS} characters"
         raise Errno(E.EINVAL, text, field="name" if NICE_MIN <= args.nice <= NICE_MAX else "nice")
-    if len(m.processes) >= MAX_PROCESSES:
-        raise Errno(E.EAGAIN, f"{MAX_PROCESSES} processes exist", limit=MAX_PROCESSES, retry_after_ms=RETRY_MS)
+    left = MAX_PROCESSES - len(m.processes)
+    if left <= MAX_PROCESSES // 2 and (mine := m.groups.processes_of(connection.uid)) >= left:
+        # As many as are left for everybody else: nobody can take all (Groups.check_room).
+        text = f"uid {connection.uid} has {mine} processes and no more are left for others: end some, and wait for those that have ended"
+        raise Errno(E.EAGAIN, text, limit=mine, retry_after_ms=RETRY_MS)
     source = connection.lookup(args.fork_of) if args.fork_of else None
     if args.domain:
         check_domain(m, connection.uid, args.domain)
@@ -70,6 +73,7 @@ def named_group(m: Machine, connection: Connection, name: str) -> Group:
         raise Errno(
             E.EACCES, f"group {name} is another user's: yours are uid:{connection.uid} and its sub-groups", group=name
         )
+    m.groups.check_room(name)
     return m.groups.named(name)
 
 

@@ -92,6 +92,8 @@ def inject(m: Machine, connection: Connection, call: Syscall, args: c.InjectArgs
     length = m.core.slot_row(context.slot).tokens
     if context.job is None or context.job.kind is JobKind.PREFILL or not n:
         check_room(m, context, length + n)
+        if n:
+            m.schedulers[context.device].backlog.check(context, n)
         return c.InjectResult(extend(m, context, args.tokens), n)
     check_room(m, context, length + n + m.interrupts.waiting_tokens(context))
     m.interrupts.add(context, call.conn, call.request, args.tokens)

@@ -260,7 +260,7 @@ class Everything(RuleBasedStateMachine):
                 chosen.log += chosen.put
                 chosen.put = []
 
-        self.on(mirror, (*SHORT, E.EBUSY), done, "inject", mirror.ctx, ints(more))
+        self.on(mirror, (*SHORT, E.EBUSY, E.EAGAIN), done, "inject", mirror.ctx, ints(more))
 
     @rule(which=st.integers(0, 9), n=st.integers(1, 3))
     def fork(self, which: int, n: int) -> None:
@@ -293,7 +293,7 @@ class Everything(RuleBasedStateMachine):
     def ask(self, which: int, tail: list[int], name: str) -> None:
         if mirror := self.still(which):
             args = (ints(tail),) if name == "score" else (len(tail),)
-            codes = (*SHORT, E.EBUSY, E.EINVAL, E.EIO)
+            codes = (*SHORT, E.EAGAIN, E.EBUSY, E.EINVAL, E.EIO)
             self.on(mirror, codes, lambda _: None, name, mirror.ctx, *args)
 
     @rule(which=st.integers(0, 9), keep=st.integers(-1, 4))

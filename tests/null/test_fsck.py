@@ -11,7 +11,7 @@ from attnix.kernel.interrupts import Interrupt
 from attnix.kernel.lifetimes import Wait
 from attnix.kernel.records import FILLING, FREE, VALID
 from attnix.kernel.twin import TwinCore
-from attnix.simulated import SimulatedSystem, ints
+from attnix.simulated import SimulatedSystem, ints, tokens_of
 
 
 def busy_system() -> tuple[SimulatedSystem, TwinCore]:
@@ -162,6 +162,30 @@ def test_i9_a_request_that_nobody_would_answer() -> None:
     connection = next(iter(system.kernel.machine.connections.values()))
     connection.requests.clear()
     assert any(p.startswith("I9") for p in system.kernel.fsck())
+
+
+def test_a_generation_that_ends_after_its_context_was_given_to_another() -> None:
+    """The pass in flight is to come back first; who asked is answered then, though another client has the context."""
+    system = SimulatedSystem(frames=16, block_tokens=4)
+    client, other = system.connect(), system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(range(6)))
+    client.call("publish", ctx, "shared")
+    request = client.post("generate", ctx, 5)
+    client.post("release", ctx)
+    assert system.pending[0] and request not in client.replies
+    mine = other.call("open", "shared").ctx
+    assert system.kernel.fsck() == []
+    system.run()
+    assert client.result(request).reason == "cancelled"
+    assert len(tokens_of(other.call("generate", mine, 3).tokens)) == 3
+
+
+def test_a_stopped_process_that_is_run_all_the_same() -> None:
+    system, _ = busy_system()
+    process = next(iter(system.kernel.machine.processes.values()))
+    process.stopped = True
+    assert any("is held and will be run" in problem for problem in system.kernel.fsck())
 
 
 def test_i10_everything_returns_to_baseline() -> None:

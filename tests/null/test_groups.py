@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel import domain
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
+from attnix.kernel.params import MAX_GROUPS
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 
@@ -540,6 +542,29 @@ def test_domains_share_within_themselves_only(system: SimulatedSystem) -> None:
     assert hits(other, context(other, 9, domain="public")) == 8
 
 
+def test_domains_of_which_nothing_is_left_are_forgotten(
+    system: SimulatedSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve frames and a hundred domains, each with a block of the same tokens: none finds another's, though it may have the
+    number that another had; what is in use or in the cache is found by its own as before."""
+    monkeypatch.setattr(domain, "KEPT", 8)
+    domains = system.kernel.machine.domains = domain.Domains(system.kernel.machine)
+    client = system.connect()
+    lives = context(client, 8, domain="uid:1000/lives")
+    client.call("alloc_context", 0, "", "uid:1000/empty")
+    for k in range(100):
+        here = f"uid:1000/{k}"
+        for found in (0, 4):
+            ctx = context(client, 5, domain=here)
+            assert client.call("stat", ctx).usage.hit_tokens == found, here
+            client.call("release", ctx)
+        assert len(domains) <= 2 * (12 + 2) and {"uid:1000/lives", "uid:1000/empty", here} <= domains._known.keys()
+    again = context(client, 8, domain="uid:1000/lives")
+    assert client.call("stat", again).usage.hit_tokens == 8 and client.call("stat", lives).shared_blocks == 2
+    numbers = [number for number, _ in domains._known.values()]
+    assert len(set(numbers)) == len(numbers) and max(numbers) <= 28
+
+
 def test_a_fork_and_a_child_keep_their_domain(system: SimulatedSystem) -> None:
     client = system.connect(1001)
     pid = client.call("spawn", "", 0, 0, "", "uid:1001/x").pid
@@ -613,3 +638,26 @@ def test_the_log_is_for_everybody_only_while_there_is_one_user() -> None:
     assert refused.value.detail["uid"] == 1000
     with pytest.raises(Errno):
         client.call("dmesg", 0)
+
+
+# -- how many -------------------------------------------------------------------------------------------------------
+
+
+def test_sub_groups_of_one_user_leave_room_for_others(system: SimulatedSystem) -> None:
+    """One may have as many as are left for everybody else, so whoever comes finds some; what is over is made when others go."""
+    system.check = False  # fsck recounts every group
+    hog = system.connect(1001)
+    limits = {}
+    with pytest.raises(Errno) as error:
+        for k in range(MAX_GROUPS):
+            limits[k] = limit(hog, f"uid:1001/{k}", "contexts", 5)
+    assert error.value.code is E.EAGAIN and int(error.value.detail["retry_after_ms"]) > 0
+    assert len(limits) == (MAX_GROUPS - 2) // 2, "beside nobody's and its own"
+    refused(hog, E.EAGAIN, "spawn", "", 0, 0, "uid:1001/more")
+    limit(hog, "uid:1001/0", "contexts", 6)  # one that is there
+    for uid in (1000, 1002):
+        other = system.connect(uid)
+        other.call("spawn", "", 0, 0, f"uid:{uid}/mine")
+    for k in range(4):
+        limit(hog, f"uid:1001/{k}", "contexts", 0)
+    hog.call("spawn", "", 0, 0, "uid:1001/more")

@@ -126,6 +126,14 @@ def test_frames_are_taken_by_force_before_anybody_is_ended() -> None:
     assert tokens_of(old.result(first).tokens) == reference_tokens([*range(19)], 3)
 
 
+def test_a_shorter_fuse_counts_at_once() -> None:
+    system, old, _, young, second = stuck(sysctl={"tier.gates": 0, "oom.after_ms": 60_000})
+    old.call("sysctl", "oom.after_ms", 2000)
+    fire(system, 3 * S)
+    compute(system)
+    assert tokens_of(young.result(second).tokens) == reference_tokens([*range(100, 114)], 2)
+
+
 def test_without_the_fuse_it_waits_until_the_tier_answers_or_its_driver_is_killed() -> None:
     system, old, first, young, second = stuck(sysctl={"tier.gates": 0, "oom.after_ms": 0})
     fire(system, 1000 * S)

@@ -151,6 +151,25 @@ def test_the_queue_has_a_length_if_it_is_given_one() -> None:
     assert system.kernel.machine.counters["refused_overload"] == 1
 
 
+def test_whatever_brings_new_work_is_refused() -> None:
+    """Also by a call that only adds to what is there, and also beside a job that has its place; and it counts once."""
+    system = SimulatedSystem(core=Core, frames=64, block_tokens=4, max_contexts=64, sysctl={"sched.max_queue": 2})
+    client = system.connect()
+    idle = client.call("alloc_context").ctx
+    client.call("append", idle, ints(range(10, 18)))
+    system.run()
+    queued, _ = crowd(client, 2)
+    new = ints(range(30, 40))
+    for name, ctx in (("append", idle), ("inject", idle), ("forward", idle), ("score", idle), ("score", queued)):
+        said = refused(client, name, ctx, *((1, b"", new) if name == "forward" else (new,)))
+        assert said.code is E.EAGAIN and said.detail["queued"] == 2, name
+    assert client.call("stat", idle).tokens == 8
+    for name in ("inject", "score"):
+        client.post(name, idle, ints([3]))  # goes on with what has begun
+    system.run()
+    assert client.call("inject", idle, new).tokens == 19
+
+
 def test_the_wait_is_the_queue_over_the_rate() -> None:
     """Eight prompts, one a second, while others wait: the ninth of nine waits nine seconds.  The forgetting (15 s) takes
     the same from both sides, but for what happens at a point in time and what in between: 1 - e^-(1/15) of a second."""

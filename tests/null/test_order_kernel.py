@@ -236,11 +236,18 @@ def test_a_target_that_would_be_missed_is_refused_before_anything_is_done() -> N
     assert request not in client.replies
     other = client.result(client.post("alloc_context")).ctx
     client.post("append", other, ints(fresh(91, 100)))
-    refused = client.post("generate", other, 4, *rest, 20_000, 5)  # 5 ms per token, when a pass takes 10
-    assert client.replies[refused].code == E.EAGAIN
+    refused = client.post("generate", other, 4, *rest, 1, 5)  # 5 ms per token, when a pass takes 10
+    with pytest.raises(Errno) as error:
+        client.result(refused)
+    assert error.value.code is E.EAGAIN
+    # What it could have is said, and is given: behind all that is due it is 13 passes and 1,400 tokens, 480 ms.
+    ttft_ms, tpot_ms = (int(error.value.detail[name]) for name in ("ttft_ms", "tpot_ms"))
+    assert 300 <= ttft_ms <= 600 and 10 <= tpot_ms <= 20
+    assert client.replies[client.post("generate", other, 4, *rest, ttft_ms, tpot_ms - 1)].code == E.EAGAIN
+    accepted = client.post("generate", other, 4, *rest, ttft_ms, tpot_ms)
+    assert accepted not in client.replies
     system.run()
-    assert len(client.result(request).tokens) == 16
-    assert client.result(client.post("stat", other)).tokens == 100
+    assert len(client.result(request).tokens) == len(client.result(accepted).tokens) == 16
 
 
 def test_deadlines_order_the_queue() -> None:

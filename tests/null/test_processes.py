@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel import traps_process
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -71,6 +72,35 @@ def test_stop_and_continue_in_any_state_and_twice(state: str) -> None:
         assert tokens_of(client.result(request).tokens) == reference_tokens(PROMPT, 30)
 
 
+@pytest.mark.parametrize("who", ["opens it", "keeps it"])
+def test_a_generation_that_comes_into_a_stopped_process_stops(who: str) -> None:
+    """Its client has gone: it is kept by a process of its user, until another client of that opens it."""
+    system = SimulatedSystem(core=Core, frames=32)
+    client, other = system.connect(), system.connect()
+    for c, name in ((other, "made a keeper"), (client, "long")):
+        ctx = c.call("alloc_context").ctx
+        c.call("append", ctx, ints(PROMPT))
+        c.call("publish", ctx, name)
+    cid = client.call("stat", ctx).cid
+    system.run()
+    other.call("release", other.call("open", "made a keeper").ctx)
+    pids = {p.name: p.pid for p in other.call("ps").processes if p.parent == 0 and p.pid != 1}
+    request = client.post("generate", ctx, 30)
+    system.run(until=lambda: len(client.streamed.get(request, [])) >= 2)
+    stopped = pids["kept" if who == "keeps it" else "test"]
+    other.call("kill", stopped, 19)
+    system.disconnect(client)
+    if who == "opens it":
+        other.call("open", "long")
+    system.run()
+    row = other.call("stat", 0, cid)
+    assert (row.pid, row.state) == (stopped, "stopped") and row.tokens < len(PROMPT) + 30
+    assert system.kernel.fsck() == []
+    other.call("kill", stopped, 18)
+    system.run()
+    assert tokens_of(other.call("read", 0, cid).tokens) == PROMPT + reference_tokens(PROMPT, 30)
+
+
 def test_a_zombie_takes_no_signal_and_is_reaped_once() -> None:
     system = SimulatedSystem(core=Core, frames=32)
     client = system.connect()
@@ -124,3 +154,27 @@ def test_a_signal_reaches_processes_of_the_same_user_only() -> None:
     with pytest.raises(Errno) as error:
         friend.call("kill", friend.call("ps").processes[0].pid, 7)
     assert error.value.code is E.EINVAL
+
+
+def test_processes_of_one_user_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen at most.  One user has its first and seven more, which are as many as are left; those that have ended count until
+    somebody has waited for them."""
+    monkeypatch.setattr(traps_process, "MAX_PROCESSES", 16)
+    system = SimulatedSystem(core=Core)
+    hog = system.connect(1001)
+    pids = [hog.call("spawn", "", 0, 0, f"uid:1001/{k % 2}").pid for k in range(7)]
+
+    def full() -> None:
+        with pytest.raises(Errno) as error:
+            hog.call("spawn")
+        assert (error.value.code, error.value.detail["limit"]) == (E.EAGAIN, 8) and error.value.detail["retry_after_ms"]
+
+    full()
+    hog.call("exit", pids[0])
+    full()
+    other = system.connect(1002)
+    assert other.call("spawn").pid
+    other.call("exit")
+    hog.call("wait", pids[0])
+    assert hog.call("spawn").pid
+    full()

@@ -8,6 +8,7 @@ from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import DriverDown, DriverGone
+from attnix.kernel.records import FACT
 from attnix.kernel.tag import stored_bytes
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -265,6 +266,50 @@ def test_advised_priorities_decide_what_goes_first_and_end_in_time(core: CoreMak
         computed = system.devices[0].computed_tokens
         settled(client, logs[stays])
         assert system.devices[0].computed_tokens - computed <= 1, f"{advice} {args}: context {stays} had to go"
+
+
+@CORES
+def test_a_later_advice_stands_when_an_earlier_one_ends(core: CoreMaker) -> None:
+    """Six blocks.  What is advised last of a block holds for as long as it says, and what it says nothing of is as before."""
+    system = SimulatedSystem(frames=12, core=core)
+    client = system.connect()
+    ctx = settled(client, prompt(1, 24))
+    blocks = system.core.log_blocks(system.kernel.machine.contexts[client.call("stat", ctx).cid].slot)
+
+    def priorities() -> list[int]:
+        return [fact[8] for fact in FACT.iter_unpack(system.core.facts(blocks))]
+
+    client.call("advise", ctx, "priority", 0, -1, 10, 5)  # all, for 5 ms
+    client.call("advise", ctx, "priority", 4, 12, 20)  # blocks 1 and 2, for ever
+    client.call("advise", ctx, "priority", 12, 16, 30, 9)  # block 3, for 9 ms
+    client.call("advise", ctx, "priority", 17, 19, 40, 1)  # no block is whole
+    assert priorities() == [10, 20, 20, 30, 10, 10]
+    system.advance(6_000_000)
+    assert priorities() == [50, 20, 20, 30, 50, 50]
+    client.call("advise", ctx, "normal", 0, 8)
+    system.advance(4_000_000)
+    assert priorities() == [50, 50, 20, 50, 50, 50]
+    assert "prefetches_late" not in system.kernel.machine.counters
+
+
+@CORES
+@pytest.mark.parametrize("advice", ["priority", "willneed", "cold"])
+def test_advice_that_is_given_again_and_again_is_one_errand(core: CoreMaker, advice: str) -> None:
+    """Nobody waits for it, so nothing else bounds how much of it there is, and what a step has to look at."""
+    system = SimulatedSystem(frames=12, dram=24, core=core)
+    client = system.connect()
+    ctx = settled(client, prompt(1, 24))
+    if advice == "willneed":
+        client.call("demote", ctx)
+        client.post("generate", client.call("fork", ctx).ctxs[0], 20)  # the device is busy
+    for k in range(200):
+        client.post("advise", ctx, advice, *((4 * (k % 5), -1, 1, 10**9) if advice == "priority" else ()))
+    open_ = list(system.kernel.machine.errands.open)
+    assert len(open_) <= (6 if advice == "priority" else 2)
+    assert advice != "priority" or not system.kernel.machine.errands._look
+    client.call("release", ctx)
+    system.run()
+    assert not system.kernel.machine.errands.open
 
 
 @CORES

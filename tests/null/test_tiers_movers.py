@@ -4,14 +4,17 @@ and what nobody wants any more is not carried at all."""
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from attnix.drivers.sim_model import reference_tokens
+from attnix.kernel import errands
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
 from attnix.kernel.events import Exec, Transfer
+from attnix.kernel.machine import Machine
 from attnix.kernel.movers import AT_ONCE, BATCH, BEHIND
 from attnix.kernel.twin import TwinCore
 from attnix.simulated import CoreMaker, SimulatedClient, SimulatedSystem, ints, tokens_of
@@ -335,3 +338,40 @@ def test_transfers_carry_whole_pairs() -> None:
     """A guard for this file: `items` counts what a transfer moves."""
     effect = Transfer(1, 1, "read", 0, array("i", [1, 2, 3, 4]).tobytes(), b"", -1, 0)
     assert items(effect) == 2
+
+
+@CORES
+def test_who_waits_for_transfers_is_looked_at_when_some_have_ended(
+    core: CoreMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred demotions, as one program may ask for.  A step that ends no transfer looks at none of them, and one that does at a
+    few that still wait; each is answered all the same."""
+    looks = Counter[str]()
+
+    def counted(kind: type[errands.Errand]) -> None:
+        step = kind.step
+
+        def look(errand: errands.Errand, m: Machine) -> tuple[object, ...] | None:
+            looks[kind.__name__] += 1
+            return step(errand, m)
+
+        monkeypatch.setattr(kind, "step", look)
+
+    counted(errands.Demotion)
+    counted(errands.Promotion)
+    system = SimulatedSystem(frames=40, dram=40, nvme=80, core=core, check=False)
+    client, other = system.connect(), system.connect(1001)
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(range(60)))
+    system.run()
+    for name, tier, kind in (("demote", "nvme", "Demotion"), ("prefetch", "dram", "Promotion")):
+        looks.clear()
+        asked = [client.post(name, ctx, tier) for _ in range(100)]
+        assert looks[kind] == 100 and any(request not in client.replies for request in asked), "once each"
+        for _ in range(20):
+            other.post("uname")
+        assert looks[kind] == 100
+        moved = system.run()
+        assert looks[kind] <= 100 + moved * errands.AT_ONCE + 100
+        assert all(client.result(request).resident_blocks for request in asked)
+    assert not system.kernel.fsck()

@@ -8,6 +8,7 @@ from attnix.drivers.sim_model import reference_tokens
 from attnix.kernel.errors import E
 from attnix.kernel.events import Journal, Restored, Suspend
 from attnix.kernel.journal import ToolRecord
+from attnix.kernel.params import MAX_WAIT_MS
 from attnix.simulated import SimulatedClient, SimulatedSystem, ints, tokens_of
 from tests.null.small import PROMPT, refused, small
 
@@ -109,6 +110,22 @@ def test_at_its_deadline_a_context_is_as_before_the_wait(demoted: bool) -> None:
     assert (counts["tool_waits"], counts["tool_waits_late"], counts["contexts_in_tool_wait"]) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("deadline, after", [(0, 0), (1000, 1100)])
+def test_an_answer_that_is_late_is_stale_though_the_machine_has_not_seen_the_deadline(
+    deadline: int, after: int, named: bool
+) -> None:
+    """The daemon was busy, or stopped: what the client has sent meanwhile comes before the timer."""
+    system = small()
+    client, ctx, wait = waiting(system, deadline=deadline)
+    system.now_ns += after * MS
+    detail = refused(E.ESTALE, client, "resume", ctx, wait if named else 0, ints([7]))
+    assert detail["wait"] == wait and client.call("stat", ctx).tokens == len(PROMPT)
+    system.advance(1)
+    assert [note.reason for _, note in client.notices] == ["deadline"]
+    assert client.call("append", ctx, ints([7])).tokens == len(PROMPT) + 1
+
+
 def test_a_second_answer_and_one_for_another_wait_are_stale() -> None:
     system = small()
     client, ctx, first = waiting(system)
@@ -138,6 +155,21 @@ def test_bad_arguments(args: tuple[object, ...]) -> None:
     ctx = client.call("alloc_context").ctx
     refused(E.EINVAL, client, "wait_tool", ctx, *args)
     assert client.call("stat", ctx).state == "idle"
+
+
+def test_the_longest_eta_of_a_caller_whose_etas_were_always_too_short() -> None:
+    """What is foretold of it, 60 times as long, is beyond any clock of 64 bits."""
+    system = small(dram=8)
+    client, ctx, wait = waiting(system)
+    client.call("resume", ctx, wait)
+    for _ in range(9):
+        wait = client.call("wait_tool", ctx, "slow", 1).wait
+        system.advance(60 * MS)
+        client.call("resume", ctx, wait)
+    said = client.call("wait_tool", ctx, "slow", MAX_WAIT_MS)
+    assert said.expected_ms == MAX_WAIT_MS
+    client.call("demote", ctx)
+    assert client.call("resume", ctx, said.wait, ints([1])).tokens == len(PROMPT) + 1
 
 
 def test_an_answer_that_does_not_fit_leaves_the_wait() -> None:
@@ -346,6 +378,19 @@ def test_ten_thousand_waits_have_one_timer() -> None:
     assert system.kernel.machine.lifetimes.waiting == 0
     assert len(client.notices) == 10_000
     assert system.kernel.fsck() == []
+
+
+def test_waits_that_are_over_leave_nothing_behind() -> None:
+    """However long their contexts would have been kept, and their deadline would have been."""
+    system = small(sysctl={"wait.ttl_ms": 86_400_000})
+    client, ctx, wait = waiting(system)
+    client.call("resume", ctx, wait)
+    for _ in range(300):
+        wait = client.call("wait_tool", ctx, "search", -1, MAX_WAIT_MS).wait
+        client.call("resume", ctx, wait)
+    lifetimes, idle = system.kernel.machine.lifetimes, system.kernel.machine.schedulers[0].idle
+    assert max(len(idle._ends), len(idle._late), len(lifetimes._keeps), len(lifetimes._deadlines)) < 100
+    assert len(system.timers) < 10
 
 
 def test_what_was_learnt_outlives_a_restart() -> None:

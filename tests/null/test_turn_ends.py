@@ -101,6 +101,20 @@ def test_who_says_nothing_lets_go_when_its_time_is_over() -> None:
     assert frames_of(client, a) == 0
 
 
+def test_a_shorter_time_counts_at_once() -> None:
+    """For those whose turn has ended already, too: the device would be idle for the whole of the longer one."""
+    made = system(grace_ms=60_000)
+    client = made.connect()
+    waits_once(client)
+    a, _, wanted = queued_behind(client, runs=False)
+    made.run()
+    assert frames_of(client, a) > 0 and wanted not in client.replies, "B waits"
+    client.call("sysctl", "wait.grace_ms", GRACE_MS)
+    made.advance((GRACE_MS + 1) * MS)
+    made.run()
+    assert frames_of(client, a) == 0 and tokens_of(client.result(wanted).tokens) == reference_tokens(prompt(2, 36), 2)
+
+
 def test_clients_that_never_wait_keep_nobody_waiting() -> None:
     made = system()
     client = made.connect()

@@ -8,7 +8,7 @@ import pytest
 
 from attnix.kernel.core import Core
 from attnix.kernel.errors import E, Errno
-from attnix.simulated import SimulatedClient, SimulatedSystem
+from attnix.simulated import SimulatedClient, SimulatedSystem, ints
 
 
 @pytest.fixture
@@ -92,6 +92,31 @@ def test_answered_waits_leave_no_timers_behind(system: SimulatedSystem) -> None:
         request = client.post("wait", child, 3_600_000)
         client.call("exit", child)
         assert client.result(request).pid == child
+    assert len(system.timers) < 100
+
+
+def test_prefetches_that_are_done_leave_no_timers_behind(system: SimulatedSystem) -> None:
+    """What is resident is answered at once, however far its deadline."""
+    client = system.connect()
+    ctx = client.call("alloc_context").ctx
+    client.call("append", ctx, ints(range(8)))
+    for _ in range(500):
+        assert client.call("prefetch", ctx, "hbm", 2**40).failed_blocks == 0
+    assert len(system.timers) < 100
+
+
+def test_rates_that_are_set_again_leave_no_timers_behind(system: SimulatedSystem) -> None:
+    """A group that owes two minutes' worth of tokens is let go, again and again."""
+    client = system.connect()
+    pid = client.call("spawn", "p", 0, 0, "uid:1000/slow").pid
+    for k in range(200):
+        client.call("setlimit", "uid:1000/slow", "tokens_s", -1, 1)
+        ctx = client.call("alloc_context", pid).ctx
+        client.call("append", ctx, ints([k, *range(9)]))
+        system.run()
+        client.call("setlimit", "uid:1000/slow", "tokens_s", -1, 0)
+        client.call("release", ctx)
+    assert system.kernel.machine.counters["throttles"] == 200
     assert len(system.timers) < 100
 
 
