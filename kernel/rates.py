@@ -11,6 +11,8 @@ a machine computes in a second is not known before it has.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .alarms import Alarms
@@ -29,6 +31,38 @@ def before(one: Group, other: Group, late: frozenset[int]) -> bool:
     if mine is not theirs:
         return mine.number in late and theirs.number not in late
     return one is not mine and one.number in late and (other is mine or other.number not in late)
+
+
+def waiting(groups: Iterable[Group], late: frozenset[int]) -> dict[str, tuple[bool, bool]]:
+    """By name: some group of another uid is before it, some of its own uid is."""
+    groups = list(groups)
+    others = any(g.root.number in late for g in groups)
+    siblings = {g.root.number for g in groups if g is not g.root and g.number in late}
+    return {
+        g.name: (
+            others and g.root.number not in late,
+            g.root.number in siblings and (g is g.root or g.number not in late),
+        )
+        for g in groups
+    }  # fmt: skip
+
+
+def beside(groups: Iterable[Group], late: frozenset[int]) -> dict[str, int]:
+    """By name: weights of the other groups that it is not before."""
+    groups = list(groups)
+    total = sum(g.weight for g in groups)
+    strangers = sum(
+        g.weight for g in groups if g.root.number not in late
+    )  # whom a promise to another uid holds against
+    siblings = Counter[int]()  # whom one to a sub-group does
+    for g in groups:
+        siblings[g.root.number] += g.weight if g is g.root or g.number not in late else 0
+    found = {}
+    for g in groups:
+        behind = strangers if g.root.number in late else 0
+        behind += siblings[g.root.number] if g is not g.root and g.number in late else 0
+        found[g.name] = total - g.weight - behind
+    return found
 
 
 def _holds(held: tuple[Group, int]) -> bool:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from ..batch import Seq
 from ..context import Context
 from ..cost import Decode
-from ..rates import before
+from ..rates import before, beside, waiting
 from .pace import Pace
 from .share import Share
 
@@ -53,7 +53,8 @@ class Turns:
         self.sharing = False
         self._weights: dict[str, int] = {}
         self._groups: dict[str, Group] = {}
-        self._late: frozenset[int] = frozenset()  # groups that have less than they were promised (rates.py)
+        self._late: frozenset[int] = frozenset()  # groups that have less than they were promised (rates.py) ...
+        self._waits: dict[str, tuple[bool, bool]] = {}  # ... who waits for that: for another uid's, for a sibling's
         self._left_out: set[str] = set()
         self._targets: dict[int, int] = {}  # by slot: generations with a target of their own, in ns
         self._tokens: dict[int, int] = {}  # by slot: length of the log at the last pass, while groups share
@@ -80,6 +81,7 @@ class Turns:
             self._groups = {group.name: group for group in groups}
             self._weights = {group.name: group.weight for group in groups}
             self._late = self._m.groups.rates.late() if len(groups) > 1 else frozenset()
+            self._waits = waiting(groups, self._late) if self._late else {}
             self.sharing = len(groups) > 1
             self._share.present({name: name in self._left_out for name in sorted(self._weights)})
         if before and not self.sharing:
@@ -93,18 +95,11 @@ class Turns:
         """All, by shares; those that wait for what others were promised behind those that do not."""
         if not self._late:
             return self._share.merge(items, self._weights)
-        ranks = {name: (self._waits(name, False), self._waits(name, True)) for name in items}
+        ranks = {name: self._waits[name] for name in items}
         line: list[int] = []
         for rank in sorted(set(ranks.values())):
             line += self._share.merge({name: items[name] for name in items if ranks[name] == rank}, self._weights)
         return line
-
-    def _waits(self, name: str, sibling: bool) -> bool:
-        """For a promise to another uid, or to a sibling: a sub-group of its uid, or what is in none."""
-        mine = self._groups[name]
-        return any(
-            before(other, mine, self._late) for other in self._groups.values() if (other.root is mine.root) is sibling
-        )
 
     def _behind(self, name: str, other: str) -> bool:
         """What `other` does waits for what `name` was promised."""
@@ -144,10 +139,10 @@ class Turns:
             members.setdefault(decoding[slot].process.group.name, []).append((slot, cost_ns))
         limit_ns = _NEVER
         if fit is not None:
+            others = beside(self._groups.values(), self._late)
             for name, mine in members.items():
                 alone_ns = fit.k + sum(cost for _, cost in mine)
-                beside = [w for other, w in self._weights.items() if other != name and not self._behind(name, other)]
-                most = STRETCH * alone_ns * sum(beside) / self._weights[name]
+                most = STRETCH * alone_ns * others[name] / self._weights[name]
                 self._limits[name] = alone_ns + most
                 allowed_ns = alone_ns + (most / 2 if prompts else most)
                 limit_ns = min(limit_ns, allowed_ns + 1.0)  # sums of the same round apart
@@ -177,9 +172,10 @@ class Turns:
             return
         decode_ns = self._decode_ns if self.sharing else fit.ns(decode, self._mean_tokens * decode)
         slack = {}
+        limits = sorted((limit, other) for other, limit in self._limits.items())
         for name in {context.process.group.name for context in queue}:
-            others = [limit for other, limit in self._limits.items() if other != name and not self._behind(name, other)]
-            slack[name] = min(AIM * target_ns, min(others, default=_NEVER)) - decode_ns
+            theirs = (limit for limit, other in limits if other != name and not self._behind(name, other))
+            slack[name] = min(AIM * target_ns, next(theirs, _NEVER)) - decode_ns
         self.pace.begin(slack)
 
     def _target_ns(self, decoding: Mapping[int, Context]) -> float:
@@ -200,7 +196,7 @@ class Turns:
             self._left_out = {decoding[slot].process.group.name for slot in self.benched if slot in decoding}
             self._left_out |= {c.process.group.name for c in queue if c.slot not in chunked}
             if self._late:  # what it leaves to a sibling is no credit against other uids
-                self._left_out = {n for n in self._left_out if n not in self._groups or not self._waits(n, True)}
+                self._left_out = {n for n in self._left_out if n not in self._groups or not self._waits[n][True]}
 
     # -- after it -------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from attnix.kernel.cost import Decode, DecodeFit, Prefill
 from attnix.kernel.errors import E
 from attnix.kernel.events import DriverUp
+from attnix.kernel.group import Group
 from attnix.kernel.order.pace import PATIENCE, Pace
 from attnix.kernel.order.share import Share
+from attnix.kernel.rates import before, beside, waiting
 from attnix.simulated import SimulatedClient
 
 from .timed import DECODE_NS, MS, PASS_NS, PROMPT_NS, TimedSystem, fresh, p99
@@ -287,6 +289,29 @@ def test_prompts_of_a_promised_group_go_first() -> None:
     system.run()
     first = {client: [system.token_ns[client.conn, request][0] for request in asked[client]] for client in asked}
     assert max(first[late]) < sorted(first[early])[1], "all but the one that was under way"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=9),
+    st.frozensets(st.integers(1, 20)),
+)
+def test_promises_between_all_groups_at_once_are_those_between_each_two(
+    drawn: list[tuple[int, int, int]], late: frozenset[int]
+) -> None:
+    """Uids (0..2) with sub-groups (1..3; 0: the uid's own), each with a weight: `waiting` and `beside` against `before`."""
+    roots = {uid: Group(f"uid:{uid}", uid, 1 + uid, None) for uid in range(3)}
+    chosen: dict[str, Group] = {}
+    for uid, sub, weight in drawn:
+        group = Group(f"uid:{uid}/{sub}", uid, 4 + 4 * uid + sub, roots[uid]) if sub else roots[uid]
+        chosen[group.name] = group
+        group.weight = weight
+    groups = list(chosen.values())
+    waits, others = waiting(groups, late), beside(groups, late)
+    for mine in groups:
+        for sibling in (False, True):
+            asked = [g for g in groups if (g.root is mine.root) is sibling]
+            assert waits[mine.name][sibling] is any(before(g, mine, late) for g in asked)
+        assert others[mine.name] == sum(g.weight for g in groups if g is not mine and not before(mine, g, late))
 
 
 def test_an_idle_group_has_no_credit() -> None:
