@@ -48,6 +48,14 @@ def test_depth_is_the_callers_fault(gateway: Gateway) -> None:
     assert post(served, {}).status_code == 200
 
 
+def test_half_a_character_in_a_calls_arguments(gateway: Gateway) -> None:
+    """JSON has an escape for it, UTF-8 has not: the template would hand it to the tokenizer."""
+    served = gateway(script=says("yes"))
+    for arguments in ('{"x": "\\ud800"}', '{"\\uDFFF": [1, {"y": "a\\ud83d b"}]}', '{"x": "\\ud83d\\ude00"}'):
+        got = post(served, {"messages": answered(arguments)})
+        assert got.status_code == 200 and got.json()["choices"][0]["message"]["content"] == "yes", got.text
+
+
 def test_a_grammar_that_shows_late_that_it_cannot_be_followed(gateway: Gateway) -> None:
     served = gateway(script=says("yes"))
     endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"], "additionalProperties": False}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_a_daemon_that_hangs_is_not_ready(gateway: Gateway) -> None:
         hung.send_signal(signal.SIGCONT)
     until(lambda: served.http.get("/readyz").status_code == 200, "an answer")
     assert "attnix_daemon_connected 1.0" in served.http.get("/metrics").text
+
+
+def test_a_daemon_that_hangs_in_the_midst_of_replies(gateway: Gateway) -> None:
+    """The time limit holds for them too, though nobody says that they were cancelled."""
+    served = gateway("--time-limit", "1", script=says("x"), stepped=True)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"n": 2}),
+        ("/v1/messages", {}),
+        ("/v1/chat/completions", {"stream": True}),
+    ]
+    with ThreadPoolExecutor(len(asked)) as others:
+        answers = [others.submit(served.http.post, path, json={**body, **more}) for path, more in asked]
+        until(lambda: served.daemon.contexts() == 4 and served.daemon.passes() == 1, "a pass of theirs")
+        hung = served.daemon.process.popen
+        hung.send_signal(signal.SIGSTOP)
+        try:
+            assert [answer.result().status_code for answer in answers] == [408] * len(asked)
+        finally:
+            hung.send_signal(signal.SIGCONT)
 
 
 def test_a_gateway_that_is_stopped_says_so(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
