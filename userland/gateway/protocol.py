@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+from http import HTTPStatus
 from typing import Final
 
 import h11
@@ -27,13 +29,17 @@ import msgspec
 from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from attnix.syscalls.descriptors import Shortage
+
 from .errors import ApiError, in_shape
+from .upstream import RETRY_AFTER_S
 
 EVENTS: Final = "attnix.events"  # in the scope of a request: its answer is a stream of events
 _PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 _COMMENT: Final = b"3\r\n:\n\n\r\n"  # of server-sent events, as a chunk of a body
 _FIRST_LOOK_S: Final = 0.005
 _LONGEST_LOOK_S: Final = 1.0
+_shortage: Final = Shortage()
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # include/net/tcp_states.h
 
 
@@ -66,7 +72,13 @@ class Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn = Framing(h11.SERVER, DEFAULT_MAX_INCOMPLETE_EVENT_SIZE)
         super().connection_made(transport)
-        self._await_head()
+        why = _shortage.at(transport.get_extra_info("socket").fileno())
+        if not why:
+            self._await_head()
+            return
+        if _shortage.is_news():
+            print(f"attnix: clients get 503: {why}", file=sys.stderr, flush=True)
+        self._say(ApiError(503, why, code="overloaded", retry_after_s=RETRY_AFTER_S), "")
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -104,20 +116,20 @@ class Protocol(H11Protocol):
             cycle.disconnected = True  # nobody is to answer that
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            said = msgspec.json.encode(
-                in_shape(ApiError(400, "this is not a valid HTTP request", code="invalid_http"), path)
-            )
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(said))),
-                ("connection", "close"),
-            ]
-            for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-                h11.Data(said),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            self._say(ApiError(400, "this is not a valid HTTP request", code="invalid_http"), path)
+        self.transport.close()
+
+    def _say(self, error: ApiError, path: str) -> None:
+        """An answer to what is no request, and the last one."""
+        said = msgspec.json.encode(in_shape(error, path))
+        headers = {"content-type": "application/json", "content-length": str(len(said)), "connection": "close"}
+        response = h11.Response(
+            status_code=error.status,
+            headers=list((headers | error.headers).items()),
+            reason=HTTPStatus(error.status).phrase.encode(),
+        )
+        for event in (response, h11.Data(said), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
     def _should_upgrade(self) -> bool:
