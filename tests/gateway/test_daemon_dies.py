@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from .conftest import Gateway
-from .rig import says, until
+from .rig import DEADLINE_S, Daemon, Process, says, until
 
 
 def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
@@ -36,6 +39,34 @@ def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
     again = served.http.post("/v1/chat/completions", json=kept).json()
     follow = [*kept["messages"], again["choices"][0]["message"], {"role": "user", "content": "more"}]  # type: ignore[misc]
     assert served.http.post("/v1/chat/completions", json={**kept, "messages": follow}).status_code == 200
+
+
+def test_a_tokenizer_that_cannot_be_loaded_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is nobody's fault who asks, it is said, and it is over when the file is whole."""
+    daemon = Daemon(tmp_path, script=says("yes"))
+    assert daemon.process.said == "ready"
+    file = tmp_path / "model" / "tokenizer.json"
+    whole = file.read_text()
+    file.write_text("{")
+    command = [sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", "--socket", daemon.socket]
+    process = Process(command)
+    try:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+        with httpx.Client(base_url=process.said.rpartition(" ")[2], timeout=DEADLINE_S) as http:
+            until(lambda: http.get("/readyz").json()["status"] == "no tokenizer", "a look at it")
+            assert http.get("/readyz").status_code == 503
+            refused = http.post("/v1/messages", json=body)
+            assert refused.status_code == 503 and str(file) in refused.json()["error"]["message"]
+            file.unlink()
+            until(lambda: "has no tokenizer.json" in http.get("/readyz").json()["message"], "another look")
+            file.write_text(whole)
+            until(lambda: http.get("/readyz").status_code == 200, "its loading")
+            assert http.post("/v1/messages", json=body).json()["content"][0]["text"] == "yes"
+    finally:
+        process.stop()
+        daemon.process.stop()
+    told = capfd.readouterr().err.splitlines()
+    assert [str(file) in line for line in told] == [True, True], told
 
 
 def test_a_daemon_that_hangs_is_not_ready(gateway: Gateway) -> None:
