@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         dispatcher: Dispatcher,
         watch: HangupWatch,
         credentials: Callable[[int], Credentials],
-        may_connect: Callable[[Credentials], str],
+        may_connect: Callable[[Credentials, int], str],
         connections: set[Connection],
     ) -> None:
         self._dispatcher = dispatcher
@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._connections.add(self)
         self._fd = transport.get_extra_info("socket").fileno()
         credentials = self._credentials(self._fd)
-        refusal = self._may_connect(credentials)
+        refusal = self._may_connect(credentials, self._fd)
         if refusal:
             self._transport.write(wire.reply(0, E.EACCES, {"message": refusal, "uid": credentials.uid, "closing": 1}))
             self._transport.close()

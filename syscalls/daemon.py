@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import resource
 import secrets
 import signal
 import sys
@@ -25,6 +24,7 @@ from typing import Final
 from attnix.kernel.events import Bug, Event
 
 from .connection import Connection, HangupWatch
+from .descriptors import Shortage, raise_limit
 from .dispatch import Dispatcher
 from .listen import Credentials, Listener, peer_credentials
 from .ports import DriverPort, JournalPort, KernelPort, SnapshotPort, TextPort
@@ -69,6 +69,7 @@ class Daemon:
         self._connections: set[Connection] = set()
         self._stopping = asyncio.Event()
         self._status = 0
+        self._shortage = Shortage()
         self.dispatcher: Final = Dispatcher(
             kernel,
             port,
@@ -100,7 +101,7 @@ class Daemon:
     async def run(self, ready: Callable[[], None] | None = None) -> int:
         """Serve until `shutdown`, SIGTERM, SIGINT, `stop` or a panic; the exit status.  `ready` is called when serving."""
         loop = asyncio.get_running_loop()
-        _raise_descriptor_limit()
+        raise_limit()
         watch = HangupWatch(loop)
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self.stop, f"signal {signum.name}")
@@ -144,10 +145,14 @@ class Daemon:
         for connection in list(self._connections):
             connection.abort()
 
-    def _may_connect(self, credentials: Credentials) -> str:
-        if credentials.uid == self._owner_uid or self._listener.shared:
-            return ""  # who else reaches a shared socket is a member of its group: the file's rights say so
-        return f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
+    def _may_connect(self, credentials: Credentials, fd: int) -> str:
+        if credentials.uid != self._owner_uid and not self._listener.shared:
+            # Who else reaches a shared socket is a member of its group: the file's rights say so.
+            return f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
+        why = self._shortage.at(fd)
+        if why and self._shortage.is_news():
+            self.log("warning", f"clients are refused: {why}")
+        return why
 
     def _panic(self, error: BaseException, event: Event | None) -> None:
         """Broken state is not served from: say everything that is known, stop."""
@@ -172,9 +177,3 @@ async def _until(holds: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not holds() and time.monotonic() < end:
         await asyncio.sleep(0.005)
-
-
-def _raise_descriptor_limit() -> None:
-    """A descriptor per client: take what the system allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

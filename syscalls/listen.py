@@ -36,8 +36,11 @@ class Credentials(NamedTuple):
 
 def peer_credentials(fd: int) -> Credentials:
     """The process at the other end of a connected Unix socket."""
-    with socket.socket(fileno=os.dup(fd)) as connected:
+    connected = socket.socket(fileno=fd)  # and no descriptor more: there may be none
+    try:
         packed = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    finally:
+        connected.detach()
     return Credentials(*struct.unpack("3i", packed))
 
 

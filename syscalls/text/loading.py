@@ -45,7 +45,10 @@ def _from_directory(path: Path) -> TextModel:
             f"{path} has no tokenizer.json: save the tokenizer once with a fast tokenizer (save_pretrained)"
         )
     text = file.read_text("utf-8")
-    tokenizer = Tokenizer.from_str(text)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library has no narrower class
+        raise UnsupportedTokenizer(f"{file} is no tokenizer that can be read: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     described = json.loads(text)

@@ -37,8 +37,11 @@ def post(served: Served, body: dict[str, Any]) -> Any:
     return served.http.post("/v1/chat/completions", json={"messages": M, "max_tokens": 4, **body})
 
 
-def test_depth_is_the_callers_fault(gateway: Gateway) -> None:
+def test_odd_arguments_and_depth_are_no_fault_of_the_gateways(gateway: Gateway) -> None:
     served = gateway(script=says("yes"))
+    # Half a character: JSON has an escape for it, UTF-8 has not, and the template would hand it to the tokenizer.
+    for arguments in ('{"x": "\\ud800"}', '{"\\uDFFF": [1, {"y": "a\\ud83d b"}]}', '{"x": "\\ud83d\\ude00"}'):
+        assert post(served, {"messages": answered(arguments)}).status_code == 200, arguments
     assert post(served, {"messages": answered("[" * 100_000 + "]" * 100_000)}).status_code == 400
     for depth in (100, 200, 300, 400, 440, 480):
         body = json.dumps({"messages": M, "max_tokens": 4, "tools": function({"x": 0}), "tool_choice": "required"})

@@ -157,7 +157,10 @@ def keys_file(directory: Path, mode: int = 0o600) -> str:
 
 
 def test_case_40_keys_are_apart(gateway: Gateway, tmp_path: Path) -> None:
-    served = gateway("--keys", keys_file(tmp_path), scripts=SCRIPTS)
+    file = Path(keys_file(tmp_path))
+    served = gateway("--keys", str(file), scripts=SCRIPTS)
+    file.write_text("[[key")  # it was read, and what becomes of it is the next start's
+    file.chmod(0o644)
     body = asks("the same prompt " * 20, tools=TOOL)
 
     def cached(key: str) -> Any:

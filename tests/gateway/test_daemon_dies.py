@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import httpx2 as httpx
 import pytest
 
 from .conftest import Gateway
-from .rig import says, until
+from .rig import DEADLINE_S, Daemon, Process, says, until
 
 
 def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
@@ -37,6 +41,34 @@ def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
     assert served.http.post("/v1/chat/completions", json={**kept, "messages": follow}).status_code == 200
 
 
+def test_a_tokenizer_that_cannot_be_loaded_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is nobody's fault who asks, it is said, and it is over when the file is whole."""
+    daemon = Daemon(tmp_path, script=says("yes"))
+    assert daemon.process.said == "ready"
+    file = tmp_path / "model" / "tokenizer.json"
+    whole = file.read_text()
+    file.write_text("{")
+    command = [sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", "--socket", daemon.socket]
+    process = Process(command)
+    try:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+        with httpx.Client(base_url=process.said.rpartition(" ")[2], timeout=DEADLINE_S) as http:
+            until(lambda: http.get("/readyz").json()["status"] == "no tokenizer", "a look at it")
+            assert http.get("/readyz").status_code == 503
+            refused = http.post("/v1/messages", json=body)
+            assert refused.status_code == 503 and str(file) in refused.json()["error"]["message"]
+            file.unlink()
+            until(lambda: "has no tokenizer.json" in http.get("/readyz").json()["message"], "another look")
+            file.write_text(whole)
+            until(lambda: http.get("/readyz").status_code == 200, "its loading")
+            assert http.post("/v1/messages", json=body).json()["content"][0]["text"] == "yes"
+    finally:
+        process.stop()
+        daemon.process.stop()
+    told = capfd.readouterr().err.splitlines()
+    assert [str(file) in line for line in told] == [True, True], told
+
+
 def test_a_daemon_that_hangs_is_not_ready(gateway: Gateway) -> None:
     """Probes, numbers and the dashboard say so within their time; when it goes on, so do they."""
     served = gateway("--time-limit", "0.5", script=says("yes"))
@@ -55,6 +87,26 @@ def test_a_daemon_that_hangs_is_not_ready(gateway: Gateway) -> None:
         hung.send_signal(signal.SIGCONT)
     until(lambda: served.http.get("/readyz").status_code == 200, "an answer")
     assert "attnix_daemon_connected 1.0" in served.http.get("/metrics").text
+
+
+def test_a_daemon_that_hangs_in_the_midst_of_replies(gateway: Gateway) -> None:
+    """The time limit holds for them too, though nobody says that they were cancelled."""
+    served = gateway("--time-limit", "1", script=says("x"), stepped=True)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"n": 2}),
+        ("/v1/messages", {}),
+        ("/v1/chat/completions", {"stream": True}),
+    ]
+    with ThreadPoolExecutor(len(asked)) as others:
+        answers = [others.submit(served.http.post, path, json={**body, **more}) for path, more in asked]
+        until(lambda: served.daemon.contexts() == 4 and served.daemon.passes() == 1, "a pass of theirs")
+        hung = served.daemon.process.popen
+        hung.send_signal(signal.SIGSTOP)
+        try:
+            assert [answer.result().status_code for answer in answers] == [408] * len(asked)
+        finally:
+            hung.send_signal(signal.SIGCONT)
 
 
 def test_a_gateway_that_is_stopped_says_so(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:

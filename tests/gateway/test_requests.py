@@ -51,6 +51,8 @@ def test_refusals(gateway: Gateway) -> None:
     got = served.http.post("/v1/chat/completions", content=b"{", headers={"content-type": "application/json"})
     assert got.status_code == 400 and got.json()["error"]["code"] == "invalid_json"
     assert served.http.post("/v1/chat/completions", content=b"{}").status_code == 415
+    assert served.http.post("/v1/chat/completions", json=CHAT, headers={"content-encoding": "gzip"}).status_code == 415
+    assert served.http.post("/v1/chat/completions/", json=CHAT, headers={"host": "elsewhere"}).status_code == 404
     assert served.chat("x" * 200_000).status_code == 413
     assert (
         served.http.post("/v1/chat/completions", json={**CHAT, "model": "gpt-9"}).json()["error"]["code"]

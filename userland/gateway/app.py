@@ -21,9 +21,9 @@ from starlette.routing import BaseRoute
 
 from . import anthropic_api, health, monitoring, openai_api, openapi
 from .dashboard import routes as dashboard
-from .errors import ApiError
+from .errors import ApiError, api_of
 from .gateway import Gateway
-from .http import Api, refusal
+from .http import refusal
 from .settings import Settings
 
 SECTIONS: Final[tuple[Callable[[Gateway], list[BaseRoute]], ...]] = (
@@ -40,8 +40,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     """A path or a method that is not served."""
     assert isinstance(error, HTTPException)
     known = f"{request.method} {request.url.path} is not served here"
-    api: Api = "anthropic" if request.url.path.startswith("/v1/messages") else "openai"
-    answer = refusal(ApiError(error.status_code, known, code="not_found"), api)
+    answer = refusal(ApiError(error.status_code, known, code="not_found"), api_of(request.url.path))
     answer.headers.update(error.headers or {})
     return answer
 
@@ -71,5 +70,7 @@ def build(settings: Settings) -> Starlette:
         )
     handlers: dict[Any, Any] = {404: _refused, 405: _refused}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    # No redirect where a slash is too many: its address would be what the Host header says, without TLS behind a proxy that has it.
+    app.router.redirect_slashes = False
     app.state.gateway = gateway
     return app

@@ -6,13 +6,15 @@ Anthropic's interface.  Bad input is 4xx; 5xx means that the daemon, or this pro
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from attnix.syscalls import AttnixError, ConnectionLost, SyscallError
 from attnix.syscalls.text import TemplateError
 from attnix.syscalls.types import E
 
 from .upstream import RETRY_AFTER_S, Unavailable
+
+Api = Literal["openai", "anthropic"]
 
 # Anthropic's names of errors, by status.
 _ANTHROPIC_TYPES: Final = {
@@ -76,6 +78,16 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         error: dict[str, Any] = {"type": kind, "message": self.message}
         return {"type": "error", "error": error | ({"attnix": self.fields} if self.fields else {})}
+
+
+def api_of(path: str) -> Api:
+    """Whose interface a path belongs to."""
+    return "anthropic" if path.startswith("/v1/messages") else "openai"
+
+
+def in_shape(error: ApiError, path: str) -> dict[str, Any]:
+    """The body of the interface that this path belongs to."""
+    return error.anthropic() if api_of(path) == "anthropic" else error.openai()
 
 
 def bad(message: str, param: str = "", code: str = "") -> ApiError:

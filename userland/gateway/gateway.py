@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-from attnix.syscalls import AsyncClient, AsyncContext, AsyncProcess
+from attnix.syscalls import AsyncClient, AsyncContext, AsyncProcess, AttnixError
 from attnix.syscalls.exceptions import NotFound
 from attnix.syscalls.session import Note
 from attnix.syscalls.types import WaitNote
@@ -21,7 +21,7 @@ from .turns import end_quietly
 from .upstream import LOOK_S, Unavailable, Upstream
 from .words import Words
 
-SWEEP_S: Final = 1.0  # between looks for contexts that are too old
+SWEEP_S: Final = 1.0  # between looks for contexts that are too old, and at a tokenizer that could not be loaded
 
 
 class Gateway:
@@ -84,6 +84,9 @@ class Gateway:
             await asyncio.sleep(SWEEP_S)
             for conversation in self.parked.expired():
                 self.dispose(conversation)
+            if self.words.refusal:
+                with suppress(Unavailable, AttnixError):
+                    await self.words.load(self.upstream.client)
             expired = self.pins.expired()
             if expired and self.upstream.connected:
                 for process in expired:

@@ -29,6 +29,8 @@ def routes(gateway: Gateway) -> list[BaseRoute]:
             return JSONResponse(
                 {"status": "no daemon", "message": why}, 503, headers={"retry-after": str(RETRY_AFTER_S)}
             )
+        if gateway.words.refusal:
+            return JSONResponse({"status": "no tokenizer", "message": gateway.words.refusal}, 503)
         return JSONResponse({"status": "ready", "model": answer.model})
 
     return [Route("/healthz", healthz, methods=["GET"]), Route("/readyz", readyz, methods=["GET"])]

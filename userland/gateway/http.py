@@ -8,21 +8,20 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import ApiError, as_api_error, bad
+from .errors import Api, ApiError, as_api_error, bad
 from .gateway import Gateway
 from .keys import Key
 from .protocol import EVENTS
 from .upstream import RETRY_AFTER_S
 
 R = TypeVar("R")
-Api = Literal["openai", "anthropic"]
 Handler = Callable[[Request, Key], Awaitable[Response]]
 
 _log: Final = logging.getLogger("attnix.gateway")
@@ -101,6 +100,8 @@ async def read_body(gateway: Gateway, request: Request, decoder: msgspec.json.De
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(415, f"the body must be application/json, not {kind or 'unnamed'}")
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("", "identity"):
+        raise ApiError(415, f"the body must be sent as it is, not with content-encoding {coding[:40]!r}")
     limit = gateway.settings.max_body_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:

@@ -20,7 +20,7 @@ from .http import Clock, answer, event, read_body, stream, unless_gone
 from .keys import Key
 from .openai_chat import count
 from .openai_types import CompletionRequest, completion_decoder
-from .openai_usage import completion_logprobs, usage
+from .openai_usage import Offsets, completion_logprobs, usage
 from .sampling import check_model, model_name, sampled
 from .tools.protocol import Said
 from .turns import Turn
@@ -147,7 +147,8 @@ class _Completion:
                         spent = one.spent
         count(self._gateway, spent, reasons)
         choices = [
-            self._choice(i, "".join(texts[i]), reasons[i], self._logprobs(tokens[i], rows[i], 0)) for i in range(many)
+            self._choice(i, "".join(texts[i]), reasons[i], self._logprobs(tokens[i], rows[i], self._offsets()))
+            for i in range(many)
         ]
         return self._frame(choices) | {"usage": usage(spent)}
 
@@ -155,7 +156,7 @@ class _Completion:
         """The answer as server-sent events."""
         spent = Spent()
         reasons: list[str] = []
-        offsets = [0] * (len(self._asks) * self._n)
+        offsets = [self._offsets() for _ in range(len(self._asks) * self._n)]
         with Clock(self._gateway) as clock:
             async with aclosing(self._events()) as events:
                 async for one in events:
@@ -163,8 +164,6 @@ class _Completion:
                         clock.tokens(one.choice, len(one.tokens))
                         text = "".join(heard.text for heard in one.heard if isinstance(heard, Said))
                         logprobs = self._logprobs(one.tokens, one.logprobs, offsets[one.choice])
-                        if logprobs and logprobs["tokens"]:
-                            offsets[one.choice] += sum(map(len, logprobs["tokens"]))
                         if text or (logprobs and one.tokens):
                             yield self._chunk(self._choice(one.choice, text, None, logprobs))
                     elif isinstance(one, Ended):
@@ -177,10 +176,13 @@ class _Completion:
             yield event(self._frame([]) | {"usage": usage(spent)})
         yield _DONE
 
-    def _logprobs(self, tokens: list[int], rows: Any, offset: int) -> dict[str, Any] | None:
+    def _offsets(self) -> Offsets:
+        return Offsets(self._gateway.words.model)
+
+    def _logprobs(self, tokens: list[int], rows: Any, offsets: Offsets) -> dict[str, Any] | None:
         if not self._asks[0].logprobs:
             return None
-        return completion_logprobs(self._gateway.words.model, tokens, rows, self._top, offset)
+        return completion_logprobs(self._gateway.words.model, tokens, rows, self._top, offsets)
 
     @staticmethod
     def _choice(index: int, text: str, reason: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:

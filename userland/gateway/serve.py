@@ -9,6 +9,8 @@ import sys
 
 import uvicorn
 
+from attnix.syscalls.descriptors import raise_limit
+
 from .app import build
 from .protocol import limited
 from .settings import Settings
@@ -16,6 +18,7 @@ from .settings import Settings
 
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT.  The exit status."""
+    raise_limit()
     config = uvicorn.Config(
         build(settings),
         host=settings.host,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,7 +18,7 @@ from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import BadHandle, NoMemory, NotFound, QuotaExceeded, StaleHandle, SyscallError, TooBig
 from attnix.syscalls.records import unpack_ids
 from attnix.syscalls.text import TextStream, TokenTable
-from attnix.syscalls.types import GenerateResult, Usage
+from attnix.syscalls.types import GenerateResult, TokensNote, Usage
 
 from .ask import Ask, Begun, Done, Ended, Event, Logprob, Piece, Spent
 from .certain import Certain
@@ -101,7 +101,7 @@ class Turn:
             assert conversation is not None
             start = len(conversation.tokens)
             yield Begun(start, made.trimmed)
-            contexts = [conversation.context, *(await self._forks(ask.n - 1))]
+            contexts = [conversation.context, *(await self._in_time(self._forks(ask.n - 1)))]
             replies = [Reply(i, self._scanner()) for i in range(ask.n)]
             paths = [grammar.copy() if grammar else None for _ in contexts]
             if ask.n == 1:
@@ -110,8 +110,7 @@ class Turn:
             else:
                 async for event in self._replies(contexts, replies, paths, start):
                     yield event
-            async with asyncio.timeout(gateway.settings.time_limit_s):
-                spent = await self._finish(contexts, replies, made, start)
+            spent = await self._soon(self._finish(contexts, replies, made, start))
             if ask.n == 1:
                 yield Ended(0, replies[0].finish_reason, replies[0].stop)
             yield Done(spent)
@@ -284,7 +283,8 @@ class Turn:
         timer = loop.call_at(self._end, self._too_late, stream)
         shown = 0
         try:
-            async for note in stream:
+            notes = aiter(stream)
+            while (note := await self._next(notes)) is not None:
                 tokens = list(unpack_ids(note.tokens))
                 reply.tokens += tokens
                 text = note.text if words is None else "".join(words.push((token,)) for token in tokens)
@@ -295,7 +295,7 @@ class Turn:
                     tokens, rows = certain.push(tokens, rows)
                 if heard or tokens:
                     yield Piece(reply.index, heard, tokens, rows)
-            result: GenerateResult = await stream.result()
+            result = await stream.result()
         finally:
             timer.cancel()
         self._check(result)
@@ -306,6 +306,17 @@ class Turn:
         tokens, rows = certain.finish(len(reply.tokens)) if certain is not None else ([], ())
         if heard or tokens:
             yield Piece(reply.index, heard, tokens, rows)
+
+    async def _next(self, notes: AsyncIterator[TokensNote]) -> TokensNote | None:
+        """None: there are no more.  Error: TimeoutError, when they should be over, and nothing says so."""
+        async with asyncio.timeout_at(self._end + self._gateway.look_s):
+            return await anext(notes, None)
+
+    async def _soon(self, call: Awaitable[R]) -> R:
+        """What takes no time, whether that is over or not.  Error: TimeoutError: the daemon hangs."""
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(max(self._end, now) + self._gateway.look_s):
+            return await call
 
     def _rest(self, words: TextStream, sampled: list[int], result: GenerateResult) -> str:
         """What `words` still withholds, without what the daemon has found to belong to a stop string: of the token that
@@ -359,13 +370,13 @@ class Turn:
             yield Piece(reply.index, heard, tokens, rows)
             if words.keep_tokens is not None:
                 reply.reason, reply.stop = "stop", words.stop or ""
-                await context.append(tokens=[token])
-                await context.truncate(start + words.keep_tokens)
+                await self._soon(context.append(tokens=[token]))
+                await self._soon(context.truncate(start + words.keep_tokens))
                 del reply.tokens[words.keep_tokens :]
                 break
             if path.complete or len(reply.tokens) >= most or start + len(reply.tokens) >= window:
                 reply.reason = "stop" if path.complete else "length"
-                await context.append(tokens=[token])
+                await self._soon(context.append(tokens=[token]))
                 break
             try:
                 likeliest = await self._in_time(context.forward(top, path.allowed(), [token]))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from attnix.syscalls import AsyncClient, AttnixError, ConnectionLost, aconnect
 
+_log: Final = logging.getLogger("attnix.gateway")
 RETRY_S: Final = 0.25  # between attempts to connect
 RETRY_AFTER_S: Final = 1  # what clients are told
 LOOK_S: Final = 5.0  # for an answer to those that only look: a daemon that hangs says nothing
@@ -31,6 +33,7 @@ class Upstream:
         self._path = path
         self._renewed = renewed
         self._client: AsyncClient | None = None
+        self._told = ""
 
     @property
     def client(self) -> AsyncClient:
@@ -52,12 +55,24 @@ class Upstream:
                 await self._renewed(client)
                 self.connection += 1
                 self._client = client
+                self._told = ""
                 await client.ended()
+                self.why = "the daemon has gone"
             except (ConnectionLost, AttnixError) as error:
-                if error.message != self.why:
-                    self.why = error.message
-                    print(f"attnix: {self.why}; requests get 503 until there is one", file=sys.stderr, flush=True)
+                self._lost(error.message)
+            except Exception as error:  # whatever it was, the next attempt may succeed
+                if self._lost(f"the connection to the daemon cannot be used: {type(error).__name__}: {error}"):
+                    _log.exception("a connection could not be used")
             finally:
                 self._client = None
                 client.close()
             await asyncio.sleep(RETRY_S)
+
+    def _lost(self, why: str) -> bool:
+        """Say so once, not at every attempt.  Whether it was said now."""
+        self.why = why
+        if why == self._told:
+            return False
+        self._told = why
+        print(f"attnix: {why}; requests get 503 until there is one", file=sys.stderr, flush=True)
+        return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from attnix.syscalls.types import UnameResult
 
 from .errors import ApiError
 from .families import Family, family_of
-from .upstream import Unavailable
+from .upstream import RETRY_AFTER_S, Unavailable
 
 R = TypeVar("R")
 
@@ -34,7 +35,7 @@ class Words:
         self._family: Family | None = None
         self._marker_ids: dict[str, int] = {}
         self._uname: UnameResult | None = None
-        self._refusal = ""
+        self.refusal = ""  # why the tokenizer cannot be loaded
 
     @property
     def uname(self) -> UnameResult:
@@ -45,9 +46,11 @@ class Words:
 
     @property
     def model(self) -> TextModel:
-        """Error: ApiError when the model has no tokenizer here."""
+        """Error: ApiError when the model has no tokenizer, or none that can be loaded."""
+        if self._model is None and self.refusal:
+            raise ApiError(503, self.refusal, code="unavailable", retry_after_s=RETRY_AFTER_S)
         if self._model is None:
-            raise ApiError(400, self._refusal or f"{self.uname.model} has no tokenizer: it takes token ids only")
+            raise ApiError(400, f"{self.uname.model} has no tokenizer: it takes token ids only")
         return self._model
 
     @property
@@ -62,23 +65,27 @@ class Words:
         return self._marker_ids
 
     async def load(self, client: AsyncClient) -> None:
-        """Learn what runs there; its tokenizer is loaded once."""
+        """Learn what runs there; its tokenizer is loaded once, or tried again each time."""
         uname = await client.uname()
         if (
             self._uname is None
+            or self.refusal
             or uname.tokenizer != self._uname.tokenizer
             or uname.fingerprint != self._uname.fingerprint
         ):
-            self._model = None
+            refusal, model = "", None
             if uname.tokenizer:
                 path = Path(uname.tokenizer)
                 try:
-                    self._model = await self.run(load_text, path.parent if path.name == "tokenizer.json" else path)
-                except (ValueError, OSError) as error:
-                    self._refusal = f"the tokenizer of {uname.model} cannot be loaded: {error}"
-            if self._model is not None:
-                self._family = family_of(self._model)
-                names = {self._model.token_bytes[token].decode(): token for token in self._model.special_ids}
+                    model = await self.run(load_text, path.parent if path.name == "tokenizer.json" else path)
+                except Exception as error:  # files of somebody else's: there is no end to what may be wrong with them
+                    refusal = f"the tokenizer of {uname.model} cannot be loaded from {path}: {error}"
+            if refusal and refusal != self.refusal:
+                print(f"attnix: {refusal}; requests get 503 until it can", file=sys.stderr, flush=True)
+            self._model, self.refusal = model, refusal
+            if model is not None:
+                self._family = family_of(model)
+                names = {model.token_bytes[token].decode("utf-8", "replace"): token for token in model.special_ids}
                 self._marker_ids = {name: names[name] for name in self._family.markers if name in names}
                 gc.collect()
                 gc.freeze()  # its tables stay: let no collection look through them

@@ -85,7 +85,10 @@ def with_parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
     for call in message["tool_calls"]:
         function = dict(call["function"])
         with suppress(ValueError, RecursionError):  # whatever it is, it is what the model said
-            function["arguments"] = json.loads(function["arguments"])
+            arguments = json.loads(function["arguments"])
+            if "\\ud" in function["arguments"].lower():
+                arguments = json.loads(whole_characters(json.dumps(arguments, ensure_ascii=False)))
+            function["arguments"] = arguments
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
 
@@ -117,8 +120,12 @@ def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:  # NaN and the like, which are no JSON
         return []
-    # An escape of half a character (\\ud800) is no text that could be sent on.
-    return [Call(name, written.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))]
+    return [Call(name, whole_characters(written))]
+
+
+def whole_characters(text: str) -> str:
+    """An escape of half a character (\\ud800) in JSON is no text that could be sent on, or tokenized."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _finite(written: str) -> float:
