@@ -13,7 +13,6 @@ import select
 from collections.abc import Callable
 from typing import Final, cast
 
-from attnix.kernel.errors import E
 from attnix.kernel.params import MAX_UNREAD_BYTES
 
 from . import wire
@@ -65,7 +64,7 @@ class Connection(asyncio.Protocol):
     """Also the dispatcher's `Peer`.
 
     credentials  who is at the other end of a descriptor
-    may_connect  "" or why somebody may not
+    may_connect  None, or why somebody may not
     connections  all that are open; this one adds and removes itself
     """
 
@@ -74,7 +73,7 @@ class Connection(asyncio.Protocol):
         dispatcher: Dispatcher,
         watch: HangupWatch,
         credentials: Callable[[int], Credentials],
-        may_connect: Callable[[Credentials, int], str],
+        may_connect: Callable[[Credentials, int], wire.Refusal | None],
         connections: set[Connection],
     ) -> None:
         self._dispatcher = dispatcher
@@ -97,8 +96,9 @@ class Connection(asyncio.Protocol):
         self._fd = transport.get_extra_info("socket").fileno()
         credentials = self._credentials(self._fd)
         refusal = self._may_connect(credentials, self._fd)
-        if refusal:
-            self._transport.write(wire.reply(0, E.EACCES, {"message": refusal, "uid": credentials.uid, "closing": 1}))
+        if refusal is not None:
+            detail = {**refusal.detail, "uid": credentials.uid, "closing": 1}
+            self._transport.write(wire.reply(refusal.request, refusal.code, detail))
             self._transport.close()
             return
         self._transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES, low=MAX_UNREAD_BYTES // 4)

@@ -21,7 +21,9 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
+from attnix.kernel.errors import E
 from attnix.kernel.events import Bug, Event
+from attnix.kernel.params import RETRY_MS
 
 from .connection import Connection, HangupWatch
 from .descriptors import Shortage, raise_limit
@@ -29,6 +31,7 @@ from .dispatch import Dispatcher
 from .listen import Credentials, Listener, peer_credentials
 from .ports import DriverPort, JournalPort, KernelPort, SnapshotPort, TextPort
 from .systemd import InheritedListener
+from .wire import Refusal
 
 EXIT_PANIC: Final = 70  # sysexits.h: internal software error
 CANCEL_SECONDS: Final = 2.0  # at the end: for generations to finish their pass
@@ -145,14 +148,17 @@ class Daemon:
         for connection in list(self._connections):
             connection.abort()
 
-    def _may_connect(self, credentials: Credentials, fd: int) -> str:
+    def _may_connect(self, credentials: Credentials, fd: int) -> Refusal | None:
         if credentials.uid != self._owner_uid and not self._listener.shared:
             # Who else reaches a shared socket is a member of its group: the file's rights say so.
-            return f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
+            text = f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
+            return Refusal(0, E.EACCES, {"message": text})
         why = self._shortage.at(fd)
-        if why and self._shortage.is_news():
+        if not why:
+            return None
+        if self._shortage.is_news():
             self.log("warning", f"clients are refused: {why}")
-        return why
+        return Refusal(0, E.EAGAIN, {"message": why, "retry_after_ms": RETRY_MS})
 
     def _panic(self, error: BaseException, event: Event | None) -> None:
         """Broken state is not served from: say everything that is known, stop."""

@@ -60,9 +60,10 @@ def test_more_programs_than_descriptors(gateway: Gateway) -> None:
     served = gateway(script=says("yes"))
     squeeze(served.daemon.process.popen.pid)
     with ExitStack() as stack:
-        with pytest.raises(ConnectionLost, match="too many connections"):
+        with pytest.raises(ConnectionLost, match="too many connections") as refused:
             for _ in range(2 * SPARE):
                 stack.enter_context(served.daemon.client())
+        assert "retry_after_ms" in refused.value.detail
         assert served.chat().status_code == 200
     with served.daemon.client() as client:
         told = [row for row in client.dmesg().rows if "LimitNOFILE" in row.text]
