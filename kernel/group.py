@@ -351,9 +351,10 @@ class Groups:
         there = min(bounds) if bounds else MAX_LIMIT
         others = sum(g.soft(resource) for g in self._groups.values() if g.parent is group.parent and g is not group)
         if soft + others > there:
+            what = f"frames of {resource}" if resource in TIERS else resource
             raise Errno(
                 E.EINVAL,
-                f"{soft} of {resource} cannot be guaranteed to {group.name}: {others} are to others, of {there}",
+                f"{soft} {what} cannot be guaranteed to {group.name}: {others} are to others, of {there}",
                 wanted=soft, guaranteed=others, limit=there, group=group.name,
             )  # fmt: skip
 

@@ -80,7 +80,7 @@ def booted(*limits: GroupLimit) -> Kernel:
 def test_guarantees_that_do_not_fit_are_said_with_the_file() -> None:
     assert not booted(GroupLimit("uid:7", "hbm", 12, -1), GroupLimit("uid:8", "hbm", 20, -1)).fsck()
     with pytest.raises(
-        BootError, match=r"^--groups g.toml: 20 of hbm cannot be guaranteed to uid:8: 13 are to others, of 32$"
+        BootError, match=r"^--groups g.toml: 20 frames of hbm cannot be guaranteed to uid:8: 13 are to others, of 32$"
     ):
         booted(GroupLimit("uid:7", "hbm", 13, -1), GroupLimit("uid:8", "hbm", 20, -1))
 

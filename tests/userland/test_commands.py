@@ -348,7 +348,7 @@ def test_chat_goes_on_after_a_refusal(serve: Serve, attnix: Attnix) -> None:
     said = attnix("chat", "-n", "1", stdin=f"{'x' * 70}\nhi\n")
     assert "E2BIG" in said.err
     assert "/new starts over" in said.out
-    assert said.out.endswith("> A [...]\n> ")
+    assert said.out.endswith("> A [...]\n> \n")
 
 
 def test_chat_says_which_command_it_does_not_have(serve: Serve, attnix: Attnix) -> None:

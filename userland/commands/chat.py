@@ -153,6 +153,8 @@ def _plain_input(quiet: bool) -> Ask:
             _write("> ")
         line = sys.stdin.readline()
         if not line:
+            if not quiet:
+                _write("\n")  # what comes next begins a line of its own
             raise EOFError
         return line
 
