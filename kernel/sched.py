@@ -187,10 +187,14 @@ class Scheduler:
         rounds = 0
         while device.up and device.flight is None and (self.queue or self.decoding):
             before = self.moves
+            # The frames that a pass waits for are copied away for it.  Whoever was admitted meanwhile would take them, be preempted
+            # for the pass, and be admitted again, with loads that go ahead of the copies: no pass would ever be planned.
+            spoken_for = self._waits and self._m.movers.moving()
             self.turns.meet(self.queue, self.decoding)
             self._line = self._in_order()
-            self._admit()
-            if self._send() or self._waits or self.moves == before:
+            if not spoken_for:
+                self._admit()
+            if self._send() or self._waits or (self.moves == before and not spoken_for):
                 return
             # Prompts that turned out to be computed already have left the queue, or somebody lost its frames: others may
             # be admitted now.  Each round ends a job or serves the oldest, so there cannot be many.
