@@ -97,8 +97,7 @@ class Connection(asyncio.Protocol):
         credentials = self._credentials(self._fd)
         refusal = self._may_connect(credentials, self._fd)
         if refusal is not None:
-            detail = {**refusal.detail, "uid": credentials.uid, "closing": 1}
-            self._transport.write(wire.reply(refusal.request, refusal.code, detail))
+            self._transport.write(wire.reply(refusal.request, refusal.code, {**refusal.detail, "closing": 1}))
             self._transport.close()
             return
         self._transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES, low=MAX_UNREAD_BYTES // 4)

@@ -152,7 +152,7 @@ class Daemon:
         if credentials.uid != self._owner_uid and not self._listener.shared:
             # Who else reaches a shared socket is a member of its group: the file's rights say so.
             text = f"this attnix belongs to uid {self._owner_uid}; you are uid {credentials.uid}"
-            return Refusal(0, E.EACCES, {"message": text})
+            return Refusal(0, E.EACCES, {"message": text, "uid": credentials.uid})
         why = self._shortage.at(fd)
         if not why:
             return None

@@ -97,6 +97,10 @@ def known_bugs() -> list[str]:
     return list(module.BUGS)
 
 
+RACES = {"lets_transfers_overtake_each_other", "opens_the_gate_too_early"}  # they show when transfers meet
+ATTEMPTS = 5
+
+
 @pytest.mark.parametrize("bug", known_bugs())
 def test_a_wrong_tier_is_found_out(bug: str, tmp_path: Path) -> None:
     spec = nvme_spec(tmp_path / "slots")
@@ -108,15 +112,19 @@ def test_a_wrong_tier_is_found_out(bug: str, tmp_path: Path) -> None:
     wrong = dataclasses.replace(spec, argv=argv)
     flip = flipper(tmp_path / "slots", FORMAT)
     deadline_s = 1.0 if bug.startswith(("stays", "loses", "does_not_answer")) else 20.0
-    rig = TierRig(wrong, FORMAT, flip=flip, deadline_s=deadline_s)
     passed = 0
-    try:
-        with pytest.raises(Nonconformance):
+    for _ in range(ATTEMPTS if bug in RACES else 1):
+        rig = TierRig(wrong, FORMAT, flip=flip, deadline_s=deadline_s)
+        passed = 0
+        try:
             for check in CHECKS.values():
                 check(rig)
                 passed += 1
-    finally:
-        rig.close()
+        except Nonconformance:
+            break
+        finally:
+            rig.close()
+    assert passed < len(CHECKS), "nothing was found"
     assert passed or bug == "computes", "the very first check fails: the suite does not tell mistakes apart"
 
 

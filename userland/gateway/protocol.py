@@ -26,7 +26,6 @@ from typing import Final
 
 import h11
 import msgspec
-from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attnix.syscalls.descriptors import Shortage
@@ -70,7 +69,7 @@ class Protocol(H11Protocol):
     _asked: object = None  # the request whose client was asked whether it is there
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.conn = Framing(h11.SERVER, DEFAULT_MAX_INCOMPLETE_EVENT_SIZE)
+        self.conn = Framing(h11.SERVER)
         super().connection_made(transport)
         why = _shortage.at(transport.get_extra_info("socket").fileno())
         if not why:
