@@ -69,7 +69,7 @@ class Weights(Mapping[str, Array]):
     def __init__(self, source: TensorFile, names: list[str], dtype: Dtype | None) -> None:
         self._source = source
         self._names = dict.fromkeys(names)
-        self._dtype = dtype
+        self._dtype: Dtype | None = dtype
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:
