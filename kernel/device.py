@@ -55,9 +55,8 @@ class Device:
         self.capacity = config.capacity_frames
         self.up = False
         self.gone = ""  # why its driver will not come back; "" = it is up or being restarted
-        self.deaths: deque[tuple[int, int]] = deque(
-            maxlen=DEATHS
-        )  # of its drivers: when, and when the next was up (0: not yet)
+        # Of its drivers: when, and when the next was up (0: not yet).
+        self.deaths: deque[tuple[int, int]] = deque(maxlen=DEATHS)
         self.why_down = ""  # the last of them
         self.mute = 0  # transfers in a row that all failed, though its driver answered
         self.epoch = 0

@@ -90,9 +90,8 @@ class Movers:
         self._gates = deque(range(GATES))  # free ones: the one used longest ago is used next
         self._over: list[int] = []  # gates of ended moves that a pass in flight may still look at
         self._ticket = 0
-        self.ended = (
-            0  # transfers, and loads that were given up: what waits for any of them looks again when it has grown
-        )
+        # Transfers, and loads that were given up: what waits for any of them looks again when it has grown.
+        self.ended = 0
 
     def add_device(self) -> None:
         self._flying.append({})

@@ -51,10 +51,9 @@ def beside(groups: Iterable[Group], late: frozenset[int]) -> dict[str, int]:
     """By name: weights of the other groups that it is not before."""
     groups = list(groups)
     total = sum(g.weight for g in groups)
-    strangers = sum(
-        g.weight for g in groups if g.root.number not in late
-    )  # whom a promise to another uid holds against
-    siblings = Counter[int]()  # whom one to a sub-group does
+    # Whom a promise to another uid holds against, and, by uid, whom one to a sub-group does.
+    strangers = sum(g.weight for g in groups if g.root.number not in late)
+    siblings = Counter[int]()
     for g in groups:
         siblings[g.root.number] += g.weight if g is g.root or g.number not in late else 0
     found = {}

@@ -7,12 +7,16 @@ Mistral adds a sliding window, Qwen2 biases on q/k/v, Qwen3 an RMSNorm over each
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+import numpy.typing as npt
 
 from attnix.kernel.geometry import KvShape
 
 Arch = Literal["llama", "mistral", "qwen2", "qwen3"]
-KvDtype = Literal["float32", "bfloat16", "int8"]
+KvDtype = Literal["float32", "bfloat16", "int8"]  # of frames
+Dtype = Literal["float32", "bfloat16"]  # of packed weights
+Array = npt.NDArray[Any]  # of weights as they are read: floats, or bit patterns of bfloat16 as uint16
 
 ELEMENT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2, "int8": 1}
 SCALE_BYTES: Final[dict[str, int]] = {"float32": 0, "bfloat16": 0, "int8": 4}  # per head and token, of K and of V

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from ..memfd import advise_huge_pages, map_read_only, map_shared, populate_aside
 from ..protocol import PROTOCOL_VERSION, Probe, TimedPrefill
 from ..serve import ConfigError, DriverArguments
 from .calibration import measure_prefill
-from .config import ELEMENT_BYTES, KvDtype, ModelConfig
+from .config import ELEMENT_BYTES, Dtype, KvDtype, ModelConfig
 from .cpu_engine import CpuEngine
 from .engine import SEQ_DTYPE, Carrier, DeepCarrier, Engine, Pass, wanted_rows
 from .identity import fingerprint
@@ -74,7 +74,7 @@ class AccelConfig(NamedTuple):
     slots: int
     entries: int
     block_tokens: int = BLOCK_TOKENS
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     kv_dtype: KvDtype = "bfloat16"
     numerics: Numerics = "fast"
     threads: int = 0
@@ -94,7 +94,7 @@ class AccelConfig(NamedTuple):
     def from_json(cls, raw: dict[str, Any]) -> AccelConfig:
         """Check names, types and choices.  Error: ConfigError."""
         choices = {
-            "dtype": ("float32", "bfloat16"), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant"),
+            "dtype": get_args(Dtype), "kv_dtype": tuple(ELEMENT_BYTES), "numerics": ("fast", "invariant"),
             "device": ("cpu", "cuda", "cuda-dry"),
         }  # fmt: skip
         for name, value in raw.items():

@@ -18,11 +18,9 @@ from gguf import GGMLQuantizationType as Kind
 
 from attnix.gguf_header import GgufHeader, TensorEntry
 
-from .config import ModelConfig
+from .config import Array, ModelConfig
 from .gguf_config import ROPE_FACTORS
 from .model_files import ModelError
-
-Array = npt.NDArray[Any]
 
 KINDS: Final = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K)
 
@@ -45,9 +43,8 @@ _BLOCK: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _FLOATS: Final = {Kind.F32: "<f4", Kind.F16: "<f2", Kind.BF16: "<u2"}
-_PIECE_BYTES: Final = (
-    32 << 10
-)  # of blocks at a time: what gguf's arithmetic makes of them in between stays in the cache
+# Of blocks dequantised at a time: what gguf's arithmetic makes of them in between stays in the cache.
+_PIECE_BYTES: Final = 32 << 10
 
 
 class GgufTensors:

@@ -26,10 +26,10 @@ import numpy.typing as npt
 from attnix.kernel.batch import SEQ_BYTES
 from attnix.kernel.geometry import RowLayout
 
-from .config import KvDtype, ModelConfig
+from .config import Array, Dtype, KvDtype, ModelConfig
 from .cpu._cpu import ffi, lib
 from .cpu.ops import DTYPE_CODES, Isa, chosen_isa
-from .weights import Array, Dtype, converted
+from .weights import converted
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -155,7 +155,7 @@ class Model:
         weights: Mapping[str, Array],
         *,
         kv_dtype: KvDtype = "float32",
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Dtype = "float32",
         numerics: Numerics = "fast",
         threads: int = 0,
     ) -> None:
@@ -330,8 +330,7 @@ class Model:
     def _vector(self, which: int, layer: int, values: Array, n: int) -> None:
         if values.shape != (n,):
             raise ValueError(f"a weight is {values.shape} where the config says {(n,)}")
-        held = np.require(
-            converted(values, "float32"), requirements=("C", "A")
-        )  # named: a cast pointer keeps nothing alive
+        # It has a name since a cast pointer keeps nothing alive.
+        held = np.require(converted(values, "float32"), requirements=("C", "A"))
         if lib.ax_load_vector(self._engine, which, layer, ffi.cast("float *", ffi.from_buffer(held)), n) != 0:
             raise MemoryError("no memory for a weight vector")

@@ -26,15 +26,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import safetensors
 
 from attnix.gguf_header import GgufError, read_header
 
-from .config import ModelConfig
+from .config import Array, Dtype, ModelConfig
 from .cpu.ops import from_bfloat16, to_bfloat16
 from .gguf_weights import GgufTensors
 from .metadata import Metadata, config_of
@@ -42,9 +41,6 @@ from .model_files import ModelError, find_files
 
 _IGNORED_SUFFIXES: Final = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # buffers that old checkpoints saved
 _STORED: Final = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # safetensors' name -> numpy's
-
-Array = npt.NDArray[Any]
-Dtype = Literal["float32", "bfloat16"]
 
 
 class TensorFile(Protocol):

@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from attnix.drivers.accel.config import ModelConfig
+from attnix.drivers.accel.config import Array, ModelConfig
 from attnix.drivers.accel.model import Model, PageRows
-from attnix.drivers.accel.weights import Array
 from attnix.kernel.batch import SEQ_FIELDS
 from attnix.kernel.geometry import RowLayout
 

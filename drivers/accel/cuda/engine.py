@@ -8,7 +8,7 @@ device: once a pass.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from attnix.kernel.tag import GATES
 from attnix.kernels_gpu.shapes import Rope
 
 from ...stored import Gates
-from ..config import KvDtype, ModelConfig
+from ..config import Array, Dtype, KvDtype, ModelConfig
 from ..engine import Arena, Pass, Results, Seqs, Want
 from ..model import F32, GATE_LIMIT_NS, I32, I64, NO_GATES, Numerics, PageRows, PassRefused, Refusal
-from ..weights import Array
 from .carrier import DeviceCarrier
 from .checks import check_records, check_rest, read_table
 from .device import Device
@@ -62,7 +61,7 @@ class CudaEngine:
         ops: Ops,
         *,
         kv_dtype: KvDtype = "bfloat16",
-        dtype: Literal["float32", "bfloat16"] = "bfloat16",
+        dtype: Dtype = "bfloat16",
         numerics: Numerics = "fast",
         threads: int = 0,
         mirror: bool = False,

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..config import ModelConfig
+from ..config import Array, ModelConfig
 from ..model import rotary_frequencies
-from ..weights import Array
 
 
 class Shard(NamedTuple):
