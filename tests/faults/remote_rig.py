@@ -27,7 +27,7 @@ IDENTITY = bytes(range(16))
 FRAMES = 16
 DRAM = 3  # device number
 PATIENCE_S = 20.0
-SLACK_S = 0.6  # what a busy machine may add to a time that is bounded by deadlines
+SLACK_S = 2.5  # what a busy machine may add to a time that is bounded by deadlines
 FORMAT = StoredFormat(FRAME_BYTES, LAYERS, BLOCK_TOKENS, IDENTITY)
 SIZE = FORMAT.stored_bytes
 

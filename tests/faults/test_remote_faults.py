@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_a_server_killed_in_the_middle_fails_the_rest_and_is_used_again_when_it_
 def test_a_frozen_server_costs_one_deadline(server: Server, tier_of: TierOf) -> None:
     """However many items, transfers and questions are waiting: no retries."""
     stock(server, tier_of, [1])
-    tier = tier_of(tcp(server.port), deadline_ms=100, breaker_failures=100)
+    tier = tier_of(tcp(server.port), deadline_ms=300, breaker_failures=100)
     tier.until(lambda: tier.exists([1]) == [True])
     server.signal(signal.SIGSTOP)
     try:
@@ -60,7 +61,7 @@ def test_a_frozen_server_costs_one_deadline(server: Server, tier_of: TierOf) -> 
         took = time.monotonic() - began
     finally:
         server.signal(signal.SIGCONT)
-    assert 0.1 <= took < 0.1 + SLACK_S
+    assert 0.3 <= took < 0.3 + SLACK_S, "one after the other they would take 3.3 s"
     for end in ends:
         if isinstance(end, TransferDone):
             assert codes(end) == [E.ETIMEDOUT] * FRAMES and end.moved_bytes == 0
@@ -88,20 +89,20 @@ def test_a_server_that_is_too_slow_is_given_up(server: Server, proxy: Proxy, tie
 
 def test_the_breaker_opens_stays_quick_and_closes(server: Server, tier_of: TierOf) -> None:
     stock(server, tier_of, [1])
-    tier = tier_of(tcp(server.port), deadline_ms=120, breaker_failures=3, backoff_ms=100)
+    tier = tier_of(tcp(server.port), deadline_ms=300, breaker_failures=3, backoff_ms=100)
     tier.until(lambda: tier.exists([1]) == [True])
     server.signal(signal.SIGSTOP)
     try:
         for _ in range(3):
             assert codes(tier.run("read", [1])) == [E.ETIMEDOUT]
         assert tier.counts("breaker", "breaker_opened") == (1, 1)
-        slowest = 0.0
+        took: list[float] = []
         for count in (1, FRAMES):
             for _ in range(20):
                 began = time.monotonic()
                 assert codes(tier.run("read", list(range(count)))) == [E.EIO] * count
-                slowest = max(slowest, (time.monotonic() - began) / count)
-        assert slowest < 0.005
+                took.append(time.monotonic() - began)
+        assert median(took) < 0.3 / 2, "a refusal waits for nothing"
         assert tier.exists([1]) == [False]
         failures = tier.counts("connection_failures")[0]
         tier.until(lambda: tier.counts("connection_failures")[0] >= failures + 2)  # it asks by itself, and nobody waits
@@ -112,7 +113,7 @@ def test_the_breaker_opens_stays_quick_and_closes(server: Server, tier_of: TierO
     assert codes(tier.run("read", [1])) == []  # the trial
     assert tier.counts("breaker", "breaker_opened") == (0, 1)
     said = [text.partition(": ")[2] for _, text in tier.store.logs]
-    assert len(said) == 2 and "nothing came for 120 ms" in said[0] and said[1] == "is back"
+    assert len(said) == 2 and "nothing came for 300 ms" in said[0] and said[1] == "is back"
 
 
 def test_a_partition_and_its_end(server: Server, proxy: Proxy, tier_of: TierOf) -> None:

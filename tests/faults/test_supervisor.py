@@ -250,7 +250,7 @@ def test_a_hung_driver_is_killed_and_reaped_before_it_is_down(run: Run) -> None:
 
 def test_a_stopped_driver_is_found_by_its_health_while_idle(run: Run) -> None:
     async def test() -> None:
-        timing = QUICK._replace(health_every_ns=20_000_000, health_ns=200_000_000)
+        timing = QUICK._replace(health_every_ns=20_000_000, health_ns=1_000_000_000)
         async with running(sim_spec(timing=timing)) as world:
             health = await world.until(lambda: world.supervisor.health(0))
             assert health["passes"] == 0

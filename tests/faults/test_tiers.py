@@ -266,7 +266,7 @@ def test_a_killed_tier_closes_its_gates_and_finds_its_frames_again(tmp_path: Pat
 @pytest.mark.parametrize("kind", ["sim", "nvme"])
 def test_hung_is_not_dead_until_it_is_reaped(kind: str, tmp_path: Path) -> None:
     async def test() -> None:
-        timing = QUICK._replace(transfer_ns=150_000_000, transfer_frame_ns=0)
+        timing = QUICK._replace(transfer_ns=800_000_000, transfer_frame_ns=0)
         async with running(tier(timing=timing) if kind == "sim" else nvme(tmp_path, timing)) as world:
             await world.demote(1, slot=0)
             pid = world.supervisor.driver_pid(TIER)
@@ -275,7 +275,7 @@ def test_hung_is_not_dead_until_it_is_reaped(kind: str, tmp_path: Path) -> None:
             second = world.submit(TIER, "read", 0, 6, 1)
             assert not (await world.move(HBM, "read", 1, 7, 1)).failed, "the others serve"
             down = await world.event(DriverDown, TIER)
-            assert "did not finish a transfer within 0.15 s" in down.reason and not is_alive(pid)
+            assert "did not finish a transfer within 0.8 s" in down.reason and not is_alive(pid)
             await world.event(DriverUp, TIER, 2)
             assert not any(isinstance(e, TransferDone) and e.seq in (first, second) for e in world.events)
             if kind == "nvme":
@@ -304,7 +304,7 @@ def test_transfers_in_a_queue_each_have_their_time() -> None:
 def test_answers_that_come_twice_late_never_or_as_garbage(fault: Fault) -> None:
     async def test() -> None:
         plan = FaultPlan({(1, 1): fault}, verbs=("read", "write"))
-        timing = QUICK._replace(transfer_ns=300_000_000) if fault is Fault.LOSE else QUICK
+        timing = QUICK._replace(transfer_ns=800_000_000) if fault is Fault.LOSE else QUICK
         async with running(tier(plan=plan, timing=timing)) as world:
             await world.demote(1, slot=0)
             hit = world.submit(TIER, "read", 0, 5, 1)

@@ -101,7 +101,7 @@ def test_a_pass_follows_its_load_layer_by_layer(model_path: Path, engine: Any, t
     waited_ns = loading.rig.model.waited_ns
     thread.join()
     assert np.array_equal(logits, expected)
-    assert 1_000_000 < waited_ns < 20_000_000_000
+    assert 0 < waited_ns < 20_000_000_000
     phases = loading.rig.model.phase_ns()
     assert phases["wait"] == waited_ns and min(phases.values()) >= 0
     assert np.array_equal(loading.run(n), expected) and loading.rig.model.waited_ns == 0  # the gate stays open
@@ -117,9 +117,11 @@ def test_a_later_ticket_of_the_gate_means_that_the_load_is_over(model_path: Path
     loading.gates[GATE] = gate_value(TICKET + 1, 0)
     assert np.array_equal(loading.run(), expected)
     loading.gates[GATE] = gate_value(TICKET - 1, LAYERS)  # an earlier one means that ours has not begun
+    began_ns = time.monotonic_ns()
     with pytest.raises(LoadFailed, match="gate 5 did not come in time"):
-        loading.run(limit_ns=2_000_000)
-    assert 2_000_000 <= loading.rig.model.waited_ns < 2_000_000_000
+        loading.run(limit_ns=2_000_000)  # from the pass's beginning, of which waiting is a part
+    passed_ns = time.monotonic_ns() - began_ns
+    assert passed_ns >= 2_000_000 and 0 < loading.rig.model.waited_ns < passed_ns
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -193,10 +195,15 @@ def test_the_driver_reports_what_was_waited_and_fails_the_pass_with_eio(tiny_mod
         )
         return outcome
 
-    opened = threading.Timer(0.005, lambda: gates.__setitem__(GATE, gate_value(1, LAYERS)))
-    opened.start()
-    done = run(1)
-    opened.join()
+    for delay_s in (0.005, 0.1, 2.0):  # a busy machine may let the load be there before the pass has looked
+        gates[GATE] = 0
+        opened = threading.Timer(delay_s, lambda: gates.__setitem__(GATE, gate_value(1, LAYERS)))
+        opened.start()
+        done = run(1)
+        opened.join()
+        assert isinstance(done, ExecDone)
+        if done.waited_ns:
+            break
     assert isinstance(done, ExecDone) and 0 < done.waited_ns < done.compute_ns
     assert rig.backend.health()["waited_ns"] == done.waited_ns
     gates[GATE] = gate_value(2, GATE_FAILED)

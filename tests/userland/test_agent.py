@@ -212,7 +212,9 @@ def test_a_deadline_that_the_kernel_sees_first(serve: Serve) -> None:
     lengths: list[int] = []
 
     async def late(text: str = "") -> str:
-        await asyncio.sleep(0.6)
+        async with aconnect(path) as other:
+            while any(row.state == "tool_wait" for row in (await other.ps()).processes):
+                await asyncio.sleep(0.005)
         return "late"
 
     mind = saying(call("tool"), "Fine.")

@@ -72,18 +72,18 @@ def test_it_evaluates_nothing_else(expression: str) -> None:
     ],
 )  # fmt: skip
 def test_it_says_what_has_no_value(expression: str, words: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert words in refused(CALCULATOR, expression=expression)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_products_stay_small() -> None:
     """The largest that 400 characters can ask for."""
-    started = time.monotonic()
+    started = time.process_time()
     refused(CALCULATOR, expression="*".join(["9**3000"] * 50))
     refused(CALCULATOR, expression="(" * 199 + "1")
     refused(CALCULATOR, expression="-" * 399)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_arguments_are_checked() -> None:
