@@ -2,6 +2,9 @@
 
 A job whose worker died is done again by the next one.  A job that is at the head each time its worker dies, or takes
 too long, is the culprit: it fails with EIO after three tries and the others go on.
+
+Long texts, which take from tenths of a second to many seconds, go to a second process, so that nobody's sentence waits for
+somebody's book.  It is there only while there are some.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from attnix.kernel.errors import E
 from .framing import Splitter, header
 from .ports import Failure, TextDone
 from .text.detokenize import TokenTable
+from .text.tokenizer import LONG_CHARS
 
 START_SECONDS: Final = 120.0  # to load the tokenizer
 JOB_SECONDS: Final = 60.0  # one job
@@ -50,20 +54,16 @@ class TextService:
 
     table, stop_ids, prefix_ids, tokenizer_path, has_template  what the worker said of the model
     worker_pid                                                 the process that does the work now
+    long_pid                                                   the one that does long texts; 0: there is none
     Error: TextUnavailable.
     """
 
     def __init__(self, path: str, *, log: Log | None = None) -> None:
         self._path: Final = path
         self.log: Log = log or (lambda level, text: None)
-        self._jobs: dict[int, _Job] = {}  # in order; the first is the one being worked on
-        self._last_job = 0
-        self._deaths = 0  # in a row, without a job done
-        self._channel: _Channel | None = None
-        self._deadline: asyncio.TimerHandle | None = None
-        self._closed = False
-        self._process, self._socket = self._spawn()
-        described = self._first_message()
+        self._worker: Final = _Worker(path, self._say, lambda: None)
+        self._long: _Worker | None = None
+        described = self._worker.load()
         self.table: Final = TokenTable(described["pieces"], described["special_ids"])
         self.stop_ids: Final = tuple(described["stop_ids"])
         self.prefix_ids: Final = tuple(described["prefix_ids"])
@@ -72,41 +72,70 @@ class TextService:
 
     @property
     def worker_pid(self) -> int:
-        return self._process.pid
+        return self._worker.pid
+
+    @property
+    def long_pid(self) -> int:
+        return self._long.pid if self._long is not None else 0
 
     async def start(self) -> None:
         """Take the worker into the running event loop."""
-        self._channel = await self._connect()
+        await self._worker.connect()
 
     def encode(self, text: str, context_tokens: int, done: TextDone) -> None:
-        self._submit(["text", text, context_tokens], done)
+        self._for(len(text)).submit(["text", text, context_tokens], done)
 
     def encode_messages(self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone) -> None:
-        self._submit(["messages", messages, tail, context_tokens], done)
+        chars = sum(len(message.content) for message in messages)
+        self._for(chars).submit(["messages", messages, tail, context_tokens], done)
 
     async def close(self) -> None:
-        """Stop the worker.  Jobs not done are dropped: whoever waits for them is leaving too."""
-        self._closed = True
-        self._jobs.clear()
-        self._set_deadline()
-        if self._channel is not None:
-            self._channel.transport.abort()
-        self._socket.close()
-        self._reap()
+        """Stop the workers.  Jobs not done are dropped: whoever waits for them is leaving too."""
+        self._worker.close()
+        self._end_long()
 
-    # -- the process -------------------------------------------------------------------------------------------
+    def _say(self, level: str, text: str) -> None:
+        self.log(level, text)
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [sys.executable, "-m", "attnix.syscalls.textworker", str(theirs.fileno()), self._path]
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        with theirs:
-            process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-            )
-        return process, ours
+    def _for(self, chars: int) -> _Worker:
+        if chars < LONG_CHARS:
+            return self._worker
+        if self._long is None:
+            self._long = _Worker(self._path, self._say, self._end_long)
+            self._long.begin()
+        return self._long
 
-    def _first_message(self) -> dict[str, Any]:
+    def _end_long(self) -> None:
+        if self._long is not None:
+            self._long.close()
+            self._long = None
+
+
+class _Worker:
+    """One text process after another, and the jobs for them.  idle: called when none is left."""
+
+    def __init__(self, path: str, log: Log, idle: Callable[[], None]) -> None:
+        self._path: Final = path
+        self._log: Final = log
+        self._idle: Final = idle
+        self._jobs: dict[int, _Job] = {}  # in order; the first is the one being worked on
+        self._last_job = 0
+        self._deaths = 0  # in a row, without a job done
+        self._channel: _Channel | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._restarting: asyncio.Future[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def load(self) -> dict[str, Any]:
+        """Start the first process and wait until it has loaded the tokenizer; what it says of it.  Error: TextUnavailable."""
+        self._spawn()
+        assert self._socket is not None
         splitter = Splitter()
         self._socket.settimeout(START_SECONDS)
         try:
@@ -122,26 +151,63 @@ class TextService:
             raise TextUnavailable(f"loading the tokenizer of {self._path} took over {START_SECONDS:.0f} s") from None
         finally:
             if self._socket.gettimeout() != 0:  # not handed on: the worker is of no use
-                self._socket.close()
-                self._reap()
+                self.close()
+
+    async def connect(self) -> None:
+        """Take the process that `load` has started into the running event loop."""
+        loop = asyncio.get_running_loop()
+        _, self._channel = await loop.create_unix_connection(lambda: _Channel(self), sock=self._socket)
+
+    def begin(self) -> None:
+        """Start the first process, and wait for nothing."""
+        self._restarting = asyncio.ensure_future(self._restart())
+
+    def close(self) -> None:
+        """Stop the process and drop the jobs."""
+        self._closed = True
+        self._jobs.clear()
+        self._set_deadline()
+        if self._channel is not None:
+            self._channel.transport.abort()
+        if self._socket is not None:
+            self._socket.close()
+        self._reap()
+
+    # -- the process -------------------------------------------------------------------------------------------
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [sys.executable, "-m", "attnix.syscalls.textworker", str(theirs.fileno()), self._path]
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._socket = ours
 
     def _reap(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
-    async def _connect(self) -> _Channel:
-        loop = asyncio.get_running_loop()
-        _, channel = await loop.create_unix_connection(lambda: _Channel(self), sock=self._socket)
-        return channel
-
-    def _worker_lost(self) -> None:
+    def lost(self) -> None:
+        """Its channel has closed."""
         if self._closed:
             return
         self._channel = None
         self._set_deadline()
         self._reap()
         self._deaths += 1
-        self.log("warning", f"text worker {self._process.pid} ended ({self._process.returncode}); starting another")
+        assert self._process is not None
+        self._log("warning", f"text worker {self._process.pid} ended ({self._process.returncode}); starting another")
         if self._jobs:
             request, job = next(iter(self._jobs.items()))
             job.tries += 1
@@ -153,31 +219,43 @@ class TextService:
 
     def _after_death(self) -> None:
         if self._deaths >= len(BACKOFF_SECONDS):
-            self.log("error", "the text worker keeps ending; failing what waits for it")
+            self._log("error", "the text worker keeps ending; failing what waits for it")
             for request in list(self._jobs):
                 self._finish(request, Failure(E.EIO, {"message": "the text worker cannot be kept running"}))
+        if self._closed:  # nobody waits for it any more
+            return
         delay = BACKOFF_SECONDS[min(self._deaths, len(BACKOFF_SECONDS)) - 1]
-        asyncio.get_running_loop().call_later(delay, lambda: asyncio.ensure_future(self._restart()))
+        asyncio.get_running_loop().call_later(delay, self.begin)
 
     async def _restart(self) -> None:
         if self._closed:
             return
         try:
-            self._process, self._socket = self._spawn()
+            self._spawn()
         except OSError as error:  # no descriptors, no memory: what waits must not wait for ever
             self._deaths += 1
-            self.log("error", f"the text worker cannot be started: {error.strerror}")
+            self._log("error", f"the text worker cannot be started: {error.strerror}")
             self._after_death()
             return
+        assert self._socket is not None
         self._socket.setblocking(False)
-        self._channel = await self._connect()
+        try:
+            await self.connect()
+        except OSError:
+            if not self._closed:
+                raise
+            return
+        assert self._channel is not None
+        if self._closed:
+            self._channel.transport.abort()
+            return
         for job in self._jobs.values():
             self._channel.transport.write(job.message)
         self._set_deadline()
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
-    def _submit(self, job: list[Any], done: TextDone) -> None:
+    def submit(self, job: list[Any], done: TextDone) -> None:
         self._last_job += 1
         body = msgspec.msgpack.encode([self._last_job, *job])
         message = header(len(body)) + body
@@ -187,7 +265,8 @@ class TextService:
             if len(self._jobs) == 1:
                 self._set_deadline()
 
-    def _answered(self, request: int, code: int, result: bytes | str) -> None:
+    def answered(self, request: int, code: int, result: bytes | str) -> None:
+        """What the process says of a job."""
         self._deaths = 0
         if code or isinstance(result, str):
             self._finish(request, Failure(E(code), {"message": str(result)}))
@@ -199,6 +278,8 @@ class TextService:
         self._set_deadline()
         if job is not None:
             job.done(outcome)
+            if not self._jobs:
+                self._idle()
 
     def _set_deadline(self) -> None:
         """The job at the head has its time from now on."""
@@ -209,13 +290,14 @@ class TextService:
             self._deadline = asyncio.get_running_loop().call_later(JOB_SECONDS, self._too_slow)
 
     def _too_slow(self) -> None:
-        self.log("warning", f"the text worker took over {JOB_SECONDS:.0f} s for one request; killing it")
-        self._process.kill()  # its channel closes, and the rest follows from that
+        self._log("warning", f"the text worker took over {JOB_SECONDS:.0f} s for one request; killing it")
+        if self._process is not None:
+            self._process.kill()  # its channel closes, and the rest follows from that
 
 
 class _Channel(asyncio.Protocol):
-    def __init__(self, service: TextService) -> None:
-        self._service = service
+    def __init__(self, worker: _Worker) -> None:
+        self._worker = worker
         self._splitter = Splitter()
         self.transport: asyncio.Transport
 
@@ -226,7 +308,7 @@ class _Channel(asyncio.Protocol):
         for body in self._splitter.split(data):
             message = msgspec.msgpack.decode(cast(bytes, body))
             if isinstance(message, list):  # a restarted worker describes the model again: nothing new
-                self._service._answered(*message)
+                self._worker.answered(*message)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._service._worker_lost()
+        self._worker.lost()

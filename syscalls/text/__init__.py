@@ -7,9 +7,10 @@ from .detokenize import Detokenizer, StopScanner, TextStream, TokenTable
 from .gguf_tokenizer import UnsupportedTokenizer
 from .loading import load_text
 from .template import ChatMessage, TemplateError
-from .tokenizer import TAIL_TOKENS, TextModel
+from .tokenizer import LONG_CHARS, TAIL_TOKENS, TextModel
 
 __all__ = [
+    "LONG_CHARS",
     "TAIL_TOKENS",
     "ChatMessage",
     "Detokenizer",

@@ -22,6 +22,7 @@ from .template import ChatMessage, ChatTemplate, TemplateError, awaits_reply
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TAIL_TOKENS: Final = 64  # `append_messages` looks at so many of a context's last tokens
+LONG_CHARS: Final = 1 << 17  # from here on a text is a long one: a tenth of a second and more
 
 _QUESTION: Final = ChatMessage("user", "question")
 _ANSWER: Final = ChatMessage("assistant", "answer")

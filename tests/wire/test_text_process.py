@@ -17,7 +17,9 @@ from attnix.kernel.errors import E
 from attnix.syscalls import textservice
 from attnix.syscalls.ports import Failure
 from attnix.syscalls.records import pack_ids, unpack_ids
+from attnix.syscalls.text import LONG_CHARS
 from attnix.syscalls.textservice import TextService, TextUnavailable
+from attnix.syscalls.textservice import _Worker as Worker
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
@@ -112,26 +114,64 @@ def test_a_job_that_kills_its_worker_fails_alone(model: Path, monkeypatch: pytes
     monkeypatch.setattr(textservice, "BACKOFF_SECONDS", (0.0,) * 5)
 
     async def use(service: TextService) -> None:
-        poison, good = job(service.encode, "poison " * 300_000, 0), job(service.encode, "good", 0)
+        poison, good = job(service.encode, "poison " * 300_000, 0), job(service.encode, "good " * 30_000, 0)
         while not poison.done():
-            os.kill(service.worker_pid, signal.SIGKILL)
+            if service.long_pid:
+                os.kill(service.long_pid, signal.SIGKILL)
             await asyncio.sleep(0.05)
         assert poison.result().code == E.EIO
-        assert read(service, await good) == "good"
+        assert read(service, await good) == "good " * 30_000
 
     run(model, use)
 
 
-def test_a_job_that_takes_too_long_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual_s, spawn = textservice.JOB_SECONDS, TextService._spawn
-    monkeypatch.setattr(textservice, "JOB_SECONDS", 0.2)
-
-    def patient(service: TextService) -> Any:
-        monkeypatch.setattr(textservice, "JOB_SECONDS", usual_s)  # on a busy machine the next one may be as slow
-        return spawn(service)
+@pytest.mark.parametrize("verb", ["text", "messages"])
+def test_nobody_waits_for_somebodys_book(model: Path, verb: str) -> None:
+    """Long texts have a process of their own, which ends when there are none."""
 
     async def use(service: TextService) -> None:
-        monkeypatch.setattr(TextService, "_spawn", patient)
+        book = "book " * (LONG_CHARS // 5 + 1)
+        long = (
+            job(service.encode, book, 0)
+            if verb == "text"
+            else job(service.encode_messages, (Message("user", "short"), Message("user", book)), b"", 0)
+        )
+        while not service.long_pid:
+            await asyncio.sleep(0)
+        pid = service.long_pid
+        os.kill(pid, signal.SIGSTOP)  # it takes as long as it likes
+        more = job(service.encode, book, 0)
+        for n in range(20):
+            assert read(service, await job(service.encode, f"sentence {n}", 0)) == f"sentence {n}"
+        assert not long.done() and not more.done() and service.long_pid == pid
+        os.kill(pid, signal.SIGCONT)
+        assert book in read(service, await long) and read(service, await more) == book
+        assert not service.long_pid
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        assert read(service, await job(service.encode, book, 0)) == book, "and another when there is another"
+
+    run(model, use)
+
+
+def test_leaving_while_a_long_text_is_begun(model: Path) -> None:
+    async def use(service: TextService) -> None:
+        job(service.encode, "book " * (LONG_CHARS // 5 + 1), 0)
+
+    service = run(model, use)
+    assert not service.long_pid
+
+
+def test_a_job_that_takes_too_long_is_given_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual_s, spawn = textservice.JOB_SECONDS, Worker._spawn
+    monkeypatch.setattr(textservice, "JOB_SECONDS", 0.2)
+
+    def patient(worker: Worker) -> None:
+        monkeypatch.setattr(textservice, "JOB_SECONDS", usual_s)  # on a busy machine the next one may be as slow
+        spawn(worker)
+
+    async def use(service: TextService) -> None:
+        monkeypatch.setattr(Worker, "_spawn", patient)
         stopped = service.worker_pid
         os.kill(stopped, signal.SIGSTOP)  # hung
         slow = job(service.encode, "slow", 0)
@@ -146,17 +186,17 @@ def test_a_worker_that_cannot_be_started_again_leaves_nobody_waiting(
 ) -> None:
     """No descriptors are left, then there are some again."""
     monkeypatch.setattr(textservice, "BACKOFF_SECONDS", (0.0,) * 5)
-    spawn = TextService._spawn
+    spawn = Worker._spawn
 
-    def fails(service: TextService) -> Any:
+    def fails(worker: Worker) -> None:
         raise OSError(24, "Too many open files")
 
     async def use(service: TextService) -> None:
-        monkeypatch.setattr(TextService, "_spawn", fails)
+        monkeypatch.setattr(Worker, "_spawn", fails)
         os.kill(service.worker_pid, signal.SIGKILL)
         outcome = await job(service.encode, "waits", 0)
         assert isinstance(outcome, Failure) and outcome.code == E.EIO
-        monkeypatch.setattr(TextService, "_spawn", spawn)
+        monkeypatch.setattr(Worker, "_spawn", spawn)
         while isinstance(outcome, Failure):
             outcome = await job(service.encode, "again", 0)
         assert read(service, outcome) == "again"

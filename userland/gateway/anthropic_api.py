@@ -43,7 +43,9 @@ async def messages(gateway: Gateway, request: Request, key: Key) -> Response:
     body = await read_body(gateway, request, messages_decoder)
     gateway.words.model  # noqa: B018 (Unavailable, or a model without a tokenizer)
     check_model(gateway, body.model)
-    reply = _Reply(gateway, as_ask(gateway, body, key))
+    ask = as_ask(gateway, body, key)
+    ask.body_bytes = request.state.body_bytes
+    reply = _Reply(gateway, ask)
     if not body.stream:
         return answer(await unless_gone(request, reply.whole()))
     return await stream(gateway, request, reply.events(), lambda error: event(error.anthropic(), "error"))
@@ -58,7 +60,8 @@ async def count_tokens(gateway: Gateway, request: Request, key: Key) -> Response
     ask.pins = ()
     room, block = words.uname.window_tokens, words.uname.block_tokens
     async with asyncio.timeout(gateway.settings.time_limit_s):
-        made = await unless_gone(request, words.run(plan, words.model, words.family, ask, None, False, room, block))
+        given = (words.model, words.family, ask, None, False, room, block)
+        made = await unless_gone(request, words.run(plan, *given, chars=request.state.body_bytes))
     return answer({"input_tokens": len(made.tokens)})
 
 

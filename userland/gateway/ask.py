@@ -24,6 +24,7 @@ class Ask:
     pins        (messages from the first on, seconds): this beginning is wanted again
     trim        what does not fit the window is cut out behind the system message, oldest first
     keep        the context is kept for the next request of the conversation
+    body_bytes  of the request: how long it takes to tokenize at most
     """
 
     key: Key
@@ -50,6 +51,7 @@ class Ask:
     pins: Sequence[tuple[int, float]] = ()
     trim: bool = False
     keep: bool = True
+    body_bytes: int = 0
 
 
 class Begun(NamedTuple):

@@ -117,6 +117,7 @@ async def read_body(gateway: Gateway, request: Request, decoder: msgspec.json.De
                 raise ApiError(413, f"the body is longer than {limit} bytes", fields={"limit": limit})
             if not message.get("more_body"):
                 break
+    request.state.body_bytes = len(body)
     try:
         return decoder.decode(bytes(body))
     except msgspec.ValidationError as error:

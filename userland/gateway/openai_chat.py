@@ -32,6 +32,7 @@ async def chat(gateway: Gateway, request: Request, key: Key) -> Response:
     gateway.words.model  # noqa: B018 (Unavailable, or a model without a tokenizer)
     check_model(gateway, body.model)
     ask = as_ask(gateway, body, key)
+    ask.body_bytes = request.state.body_bytes
     reply = _Chat(gateway, ask, body)
     if not body.stream:
         return answer(await unless_gone(request, reply.whole()))

@@ -62,7 +62,7 @@ async def _prompts(gateway: Gateway, body: CompletionRequest) -> list[list[int]]
         raise bad("prompt is a text, a list of texts, token ids, or a list of lists of token ids", "prompt")
     words, found = gateway.words, []
     for one in given:
-        tokens = await words.run(words.model.encode_text, one, 0) if isinstance(one, str) else one
+        tokens = await words.run(words.model.encode_text, one, 0, chars=len(one)) if isinstance(one, str) else one
         if not tokens:
             raise bad("a prompt is empty", "prompt")
         if not all(0 <= token < words.uname.vocab_tokens for token in tokens):

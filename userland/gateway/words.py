@@ -1,7 +1,8 @@
-"""Templates and tokenizer of the model that the daemon runs, in one thread of their own.
+"""Templates and tokenizer of the model that the daemon runs, in threads of their own.
 
 The gateway renders and tokenizes itself: templates take tools, which the system call `append` does not know, and the tokens
-of a conversation say which context it goes on in.  One thread: a long prompt delays other prompts, and no stream.
+of a conversation say which context it goes on in.  Two threads: a long prompt delays other long ones, no short one and no
+stream.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnix.syscalls import AsyncClient
-from attnix.syscalls.text import TextModel, load_text
+from attnix.syscalls.text import LONG_CHARS, TextModel, load_text
 from attnix.syscalls.types import UnameResult
 
 from .errors import ApiError
@@ -31,6 +32,7 @@ class Words:
     def __init__(self, why: Callable[[], str]) -> None:
         self._why = why
         self._thread = ThreadPoolExecutor(1, "words")
+        self._for_long = ThreadPoolExecutor(1, "long words")
         self._model: TextModel | None = None
         self._family: Family | None = None
         self._marker_ids: dict[str, int] = {}
@@ -91,9 +93,11 @@ class Words:
                 gc.freeze()  # its tables stay: let no collection look through them
         self._uname = uname
 
-    async def run(self, work: Callable[..., R], *arguments: Any) -> R:
-        """Do something with the model, in its thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+    async def run(self, work: Callable[..., R], *arguments: Any, chars: int = 0) -> R:
+        """Do something with the model and about so many characters, in a thread of its own."""
+        thread = self._thread if chars < LONG_CHARS else self._for_long
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._for_long):
+            thread.shutdown(wait=False, cancel_futures=True)
