@@ -17,7 +17,9 @@ def serve(
         str, typer.Option(help="Address to serve on; others than this machine's need --keys.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one and says which.")] = 8000,
-    keys: Annotated[str, typer.Option(metavar="FILE", help="API keys, mode 0600 (docs/gateway.md).")] = "",
+    keys: Annotated[
+        str, typer.Option(metavar="FILE", help="API keys, mode 0600, read again at SIGHUP (docs/gateway.md).")
+    ] = "",
     max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Longest request body.")] = 8 * 2**20,
     time_limit: Annotated[
         float, typer.Option(min=0.001, max=LONGEST_S, metavar="SECONDS", help="Longest request.")

@@ -7,6 +7,7 @@ one place where they are put together, and where a new one (the dashboard) is mo
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -52,6 +53,8 @@ def build(settings: Settings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         task = asyncio.ensure_future(gateway.run())
+        if settings.keys:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.read_keys_again)
         try:
             yield
         finally:

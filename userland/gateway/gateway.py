@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 from typing import Final
 
@@ -13,7 +14,7 @@ from attnix.syscalls.types import WaitNote
 
 from .conversations import Conversation, Parked
 from .grammar import Grammars, Path
-from .keys import Keys, read_keys
+from .keys import BadKeys, Keys, read_keys
 from .metrics import Metrics
 from .pins import Pins
 from .settings import Settings
@@ -63,6 +64,29 @@ class Gateway:
         listener = asyncio.ensure_future(self._listen(client))
         self._ending.add(listener)
         listener.add_done_callback(self._ending.discard)
+
+    def read_keys_again(self) -> None:
+        """The file has changed.  One that cannot be used changes nothing, and that is said."""
+        try:
+            keys = read_keys(self.settings.keys)
+        except BadKeys as error:
+            print(f"attnix: {error}; the keys stay as they were", file=sys.stderr, flush=True)
+            return
+        before, self.keys = self.keys, keys
+        gone = keys.follow(before)
+        while (conversation := self.parked.oldest(gone)) is not None:
+            self.dispose(conversation)
+        if self.upstream.connected:
+            applying = asyncio.ensure_future(self._apply(self.upstream.client, before))
+            self._ending.add(applying)
+            applying.add_done_callback(self._ending.discard)
+        print(f"attnix: {self.settings.keys}: {len(keys.keys)} keys", flush=True)
+
+    async def _apply(self, client: AsyncClient, before: Keys) -> None:
+        try:
+            await self.keys.apply(client, before)
+        except AttnixError as error:  # below what is in use now, for one
+            print(f"attnix: {self.settings.keys}: not all limits are set: {error}", file=sys.stderr, flush=True)
 
     async def _listen(self, client: AsyncClient) -> None:
         """Hear of waits that ended by themselves, as long as the connection lasts."""

@@ -156,15 +156,32 @@ class Keys:
         """Names of a group's keys."""
         return frozenset(key.name for key in self.keys if key.group == group)
 
-    async def apply(self, client: AsyncClient) -> None:
-        """Set the groups' limits on a daemon that has just been connected."""
+    def follow(self, before: Keys) -> frozenset[str]:
+        """Take over from other keys: what their groups have running, and have had in this minute, goes on counting.
+
+        Returns the names of those that are gone, or belong to another group or domain now.
+        """
+        self.uid = before.uid
+        quotas = {key.group: key.quota for key in before.keys}
+        for key in self.keys:
+            quota = quotas.get(key.group)
+            if quota is not None and quota is not key.quota:
+                quota.requests_per_minute, quota.concurrent = key.quota.requests_per_minute, key.quota.concurrent
+                key.quota = quota
+        places = {key.name: (key.group, key.domain) for key in self.keys}
+        return frozenset(key.name for key in before.keys if places.get(key.name) != (key.group, key.domain))
+
+    async def apply(self, client: AsyncClient, before: Keys | None = None) -> None:
+        """Set the groups' limits on a daemon that has just been connected, or after other keys.  Error: AttnixError."""
         assert client.server is not None
         self.uid = client.server.uid
-        for key in self.keys:
-            for what, resource in _LIMITS.items():
-                if what in key.limits:
-                    soft, hard = -1, key.limits[what]
-                    await client.setlimit(self.full(key.group), resource, soft, hard)
+        wanted = self._limits()
+        lifted = dict.fromkeys(() if before is None else before._limits().keys() - wanted.keys(), 0)
+        for (group, what), number in {**lifted, **wanted}.items():
+            await client.setlimit(self.full(group), _LIMITS[what], -1, number)
+
+    def _limits(self) -> dict[tuple[str, str], int]:
+        return {(key.group, what): key.limits[what] for key in self.keys for what in _LIMITS if what in key.limits}
 
     def full(self, name: str) -> str:
         """A sub-group's or sub-domain's whole name; "" stays the uid's own."""
