@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 
@@ -61,7 +62,9 @@ def system(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     serve = Process([sys.executable, "-m", "attnix.userland.cli", "serve", "--port", "0", "--socket", socket])
     try:
         assert "ready" in daemon.said
-        yield serve.said.rpartition(" ")[2], socket
+        url = serve.said.rpartition(" ")[2]
+        until(lambda: httpx.get(f"{url}/readyz").status_code == 200, "the gateway's connection, and its words")
+        yield url, socket
     finally:
         serve.stop()
         daemon.stop()
@@ -80,7 +83,6 @@ def test_ten_enforced_tool_calls_one_of_which_returns_from_dram(system: tuple[st
     messages: list[Any] = [{"role": "user", "content": "I travel to ten cities. Ask for the forecast of each."}]
     spent: list[Any] = []
     with connect(socket, name="inspector") as inspector:
-        until(lambda: any(p.name == "gateway" for p in inspector.ps().processes), "the gateway's connection")
         for turn in range(TURNS):
             got = client.chat.completions.create(
                 model="", messages=messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=60,
