@@ -61,18 +61,21 @@ def fingerprints(owner: str, messages: Sequence[Mapping[str, Any]]) -> list[byte
     digest = hashlib.blake2b(owner.encode(), digest_size=16)
     found: list[bytes] = []
     for message in messages:
-        digest.update(json.dumps(_plain(message), ensure_ascii=True, sort_keys=True).encode())
+        digest.update(_plain(message))
         found.append(digest.digest())
     return found
 
 
-def _plain(message: Mapping[str, Any]) -> list[Any]:
+def _plain(message: Mapping[str, Any]) -> bytes:
     """What makes two messages the same: nothing that a client library adds or leaves out."""
     calls = [
         [call.get("id"), call["function"]["name"], _value(call["function"]["arguments"])]
         for call in message.get("tool_calls") or ()
     ]
-    return [message["role"], message.get("content") or "", calls, message.get("tool_call_id") or ""]
+    told = json.dumps(calls, ensure_ascii=True, sort_keys=True) if calls else ""
+    parts = (message["role"], message.get("content") or "", told, message.get("tool_call_id") or "")
+    plain = [part.encode("utf-8", "surrogatepass") for part in parts]
+    return b"%d %d %d " % (len(plain[0]), len(plain[1]), len(plain[2])) + b"".join(plain)
 
 
 def _value(arguments: Any) -> Any:
