@@ -31,6 +31,15 @@ NAMES = frozenset(["weather", "time"])
 TAGGED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TAGGED_TIME = '<tool_call>{"name": "time", "arguments": "{}"}</tool_call>'
 
+# What a file that is written about these formats has in it.
+QUOTING = Call("weather", '{"city": "</tool_call> [TOOL_CALLS] [ARGS] <tool_call>{\\"a\\": \\"```"}')
+QUOTED = f'{{"name": "weather", "arguments": {QUOTING.arguments}}}'
+
+
+def tagged(call: Call) -> str:
+    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+
+
 READ: list[tuple[Family, str, str, list[Call]]] = [
     (Hermes(), TAGGED, "", [WEATHER]),
     (Hermes(), f"Let me see. \n{TAGGED}\n{TAGGED_TIME}\n", "Let me see.", [WEATHER, TIME]),
@@ -40,7 +49,18 @@ READ: list[tuple[Family, str, str, list[Call]]] = [
     (Hermes(), "a < b <tool_cal", "a < b <tool_cal", []),
     (Hermes(), '{"name": "weather", "arguments": {}}', '{"name": "weather", "arguments": {}}', []),
     (Hermes(), "no <tool_call>{so}</tool_call> \n call", "no <tool_call>{so}</tool_call> \n call", []),
+    (Hermes(), tagged(QUOTING), "", [QUOTING]),
+    (Hermes(), f"{tagged(QUOTING)}\n{tagged(QUOTING)} so", "so", [QUOTING, QUOTING]),
+    (Hermes(), tagged(QUOTING).removesuffix("_call>"), "", [QUOTING]),
+    (Hermes(), f'<tool_call>{{"</tool_call>{TAGGED}', '<tool_call>{"</tool_call>', [WEATHER]),
+    (Hermes(), f'<tool_call>{{"so</tool_call> {TAGGED_TIME} "', '<tool_call>{"so</tool_call>"', [TIME]),
+    (Hermes(), '<tool_call>{"name": "time", "arguments": ""}</tool_call>', "", [TIME]),
+    (Hermes(), '<tool_call>{"name": "time", "arguments": null}</tool_call>', "", [TIME]),
     (Generic(), TAGGED, "", [WEATHER]),
+    (Generic(), tagged(QUOTING), "", [QUOTING]),
+    (Generic(), f"```\n{QUOTED}\n```\nSo.", f"```\n{QUOTED}\n```\nSo.", []),
+    (Generic(), f"```json\n{QUOTED}", "", [QUOTING]),
+    (Generic(), "```python\nprint()\n```", "```python\nprint()\n```", []),
     (Generic(), '{"name": "weather", "arguments": {"city": "Oslo"}}', "", [WEATHER]),
     (
         Generic(),
@@ -68,6 +88,11 @@ READ: list[tuple[Family, str, str, list[Call]]] = [
         [WEATHER, TIME],
     ),
     (Mistral(), "It is [TOO cold", "It is [TOO cold", []),
+    (Mistral(), f"[TOOL_CALLS][{QUOTED}]", "", [QUOTING]),
+    (Mistral(), f"[TOOL_CALLS]weather[ARGS]{QUOTING.arguments}[TOOL_CALLS]time[ARGS]{{}}", "", [QUOTING, TIME]),
+    (Mistral(), f"[TOOL_CALLS] [{QUOTED}][TOOL_CALLS] [{QUOTED}]", "", [QUOTING, QUOTING]),
+    (Mistral(), "[TOOL_CALLS]time[CALL_ID]Xk3bT9aQz[ARGS]{}", "", [TIME]),
+    (Mistral(), "[TOOL_CALLS]time[ARGS]", "time[ARGS]", []),
 ]
 
 
@@ -84,6 +109,13 @@ def test_calls_are_read_however_the_text_is_cut(case: int, cuts: list[int]) -> N
     family, text, words, calls = READ[case]
     at = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     assert heard(family, [text[a:b] for a, b in itertools.pairwise(at)]) == (words, calls)
+
+
+@pytest.mark.parametrize("family", [Generic(), Llama3()], ids=lambda family: family.name)
+@pytest.mark.parametrize("text", ["[1] is", "{so}", "[[ no", "{ 4", "```python\nprint", "``x"])
+def test_words_that_begin_as_a_call_does_are_words_as_soon_as_they_show_it(family: Family, text: str) -> None:
+    """Or a listing would come whole at its end instead of streamed."""
+    assert family.scanner(NAMES).push(text) == [Said(text)]
 
 
 TOOLS = [
