@@ -35,6 +35,9 @@ class ChatMessage(NamedTuple):
 _REPLY: Final = "attnixReplyPlaceholderZqXj"
 
 
+_CONTENT: Final = "attnixContentPlaceholderZqXj"  # the same, of another message
+
+
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks replies for training; here it is only its body."""
 
@@ -75,6 +78,8 @@ class ChatTemplate:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
         self._source = source
         self._variables = dict(variables)
+        self._knows_developers = "developer" in source
+        self._shows: set[tuple[str, bool, bool]] = set()  # role, as the first message, as the last: seen in a rendering
 
     @property
     def source(self) -> str:
@@ -94,6 +99,33 @@ class ChatTemplate:
         return self._render(plain, add_generation_prompt, None)
 
     def _render(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:
+        known = [self._of_known_role(message) for message in messages]
+        rendered = self._write(known, add_generation_prompt, tools)
+        self._check_shown(known, add_generation_prompt, tools)
+        return rendered
+
+    def _of_known_role(self, message: Any) -> Any:
+        """A developer speaks as the system where the template knows no developer, and would leave him out."""
+        return message if self._knows_developers or message["role"] != "developer" else {**message, "role": "system"}
+
+    def _check_shown(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> None:
+        """Error: TemplateError when the template leaves out what somebody says, as some do with a role that they do not know.
+
+        What a reply says it may leave out: reasoning, or words beside tool calls.
+        """
+        for index, message in enumerate(messages):
+            place = (message["role"], index == 0, index == len(messages) - 1)
+            if place in self._shows or message["role"] == "assistant" or not (message.get("content") or "").strip():
+                continue
+            other = [*messages[:index], {**message, "content": _CONTENT}, *messages[index + 1 :]]
+            if _CONTENT not in self._write(other, add_generation_prompt, tools):
+                where = "alone" if len(messages) == 1 else "first" if index == 0 else "behind others"
+                raise TemplateError(
+                    f"the model's chat template leaves out a message of {message['role']!r} that comes {where}"
+                )
+            self._shows.add(place)
+
+    def _write(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:
         try:
             return self._template.render(
                 messages=messages,

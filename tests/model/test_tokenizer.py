@@ -251,6 +251,41 @@ def test_second_turn_equals_the_whole_conversation(tmp_path: Path, name: str) ->
     assert first + text.render_delta([FIRST, REPLY], [SECOND]) == text.render([FIRST, REPLY, SECOND])
 
 
+QWEN = (  # leaves out whom it does not know
+    "{% for m in messages %}{% if m.role == 'user' or m.role == 'assistant' or (m.role == 'system' and loop.first) %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA2 = (  # writes a system prompt into the first question
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.index0 == 1 and messages[0].role == 'system' %}"
+    "<<SYS>>{{ messages[0].content }}<</SYS>>{% endif %}{{ m.content }} [/INST]{% elif m.role == 'assistant' %}"
+    "{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_developer_speaks_as_the_system_where_no_template_knows_him(tmp_path: Path) -> None:
+    developer = ChatMessage("developer", SYSTEM.content)
+    text = directory_text(tmp_path / "unknown", QWEN)
+    assert text.render([developer, FIRST]) == text.render([SYSTEM, FIRST])
+    assert text.append_messages([developer], [], 0) == text.append_messages([SYSTEM], [], 0)
+    asked = [developer._asdict(), FIRST._asdict()]
+    assert [piece.text for piece in pieces(text, asked, [])] == [text.render([SYSTEM, FIRST])]
+    known = directory_text(tmp_path / "known", CHATML + "{# developer #}")
+    assert "<|im_start|>developer\n" in known.render([developer, FIRST])
+
+
+def test_nothing_that_is_said_is_left_out(tmp_path: Path) -> None:
+    qwen, llama = directory_text(tmp_path / "qwen", QWEN), directory_text(tmp_path / "llama", LLAMA2)
+    qwen.render([SYSTEM, FIRST, REPLY, SECOND])
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes behind others"):
+        qwen.render([FIRST, SYSTEM])
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'tool' that comes behind others"):
+        pieces(qwen, [FIRST._asdict(), {"role": "tool", "content": "4", "tool_call_id": "c"}], [])
+    assert SYSTEM.content in llama.render([SYSTEM, FIRST])
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes alone"):
+        llama.append_messages([SYSTEM], [], 0)
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3", "thinking"])
 def test_system_prompt_appended_on_its_own(tmp_path: Path, name: str) -> None:
     """The fork case: one system prompt, then different questions; no second default system prompt."""
