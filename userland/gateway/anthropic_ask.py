@@ -78,6 +78,7 @@ def _choose_tools(gateway: Gateway, ask: Ask, body: CountRequest) -> None:
     if not ask.tools:
         raise bad("tool_choice needs tools", "tool_choice")
     ask.scan = True
+    ask.one_call = choice is not None and choice.disable_parallel_tool_use is True
     wanted, many = list(ask.tools), True
     if isinstance(choice, NamedChoice):
         wanted, many = [tool for tool in ask.tools if tool.name == choice.name], False

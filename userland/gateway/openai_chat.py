@@ -78,6 +78,7 @@ def _choose_tools(gateway: Gateway, ask: Ask, body: ChatRequest) -> None:
             return
         raise bad("tool_choice needs tools", "tool_choice")
     ask.scan = True
+    ask.one_call = body.parallel_tool_calls is False
     wanted = list(ask.tools)
     if isinstance(choice, NamedTool):
         wanted = [tool for tool in ask.tools if tool.name == choice.function.name]
@@ -101,7 +102,11 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
         if message.role != "assistant":
             raise bad("only an assistant's message has tool_calls", f"messages[{index}].tool_calls")
         plain["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
+            {
+                "id": c.id,
+                "type": "function",
+                "function": {"name": c.function.name, "arguments": c.function.arguments or "{}"},
+            }
             for c in message.tool_calls
         ]
     return plain
