@@ -9,6 +9,7 @@ so that a second default system prompt or a second beginning-of-text never appea
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -79,7 +80,8 @@ class ChatTemplate:
         self._source = source
         self._variables = dict(variables)
         self._knows_developers = "developer" in source
-        self._shows: set[tuple[str, bool, bool]] = set()  # role, as the first message, as the last: seen in a rendering
+        # Role, as the first message, as the last, as one of several of its role: seen in a rendering.
+        self._shows: set[tuple[str, bool, bool, bool]] = set()
 
     @property
     def source(self) -> str:
@@ -113,16 +115,16 @@ class ChatTemplate:
 
         What a reply says it may leave out: reasoning, or words beside tool calls.
         """
+        roles = Counter(message["role"] for message in messages)
         for index, message in enumerate(messages):
-            place = (message["role"], index == 0, index == len(messages) - 1)
-            if place in self._shows or message["role"] == "assistant" or not (message.get("content") or "").strip():
+            role = message["role"]
+            place = (role, index == 0, index == len(messages) - 1, roles[role] > 1)
+            if place in self._shows or role == "assistant" or not (message.get("content") or "").strip():
                 continue
             other = [*messages[:index], {**message, "content": _CONTENT}, *messages[index + 1 :]]
             if _CONTENT not in self._write(other, add_generation_prompt, tools):
                 where = "alone" if len(messages) == 1 else "first" if index == 0 else "behind others"
-                raise TemplateError(
-                    f"the model's chat template leaves out a message of {message['role']!r} that comes {where}"
-                )
+                raise TemplateError(f"the model's chat template leaves out a message of {role!r} that comes {where}")
             self._shows.add(place)
 
     def _write(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:

@@ -282,6 +282,12 @@ def test_nothing_that_is_said_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match=r"leaves out a message of 'tool' that comes behind others"):
         pieces(qwen, [FIRST._asdict(), {"role": "tool", "content": "4", "tool_call_id": "c"}], [])
     assert SYSTEM.content in llama.render([SYSTEM, FIRST])
+    last = "{% for m in messages %}{% if m.role == 'system' %}{% set said.text = m.content %}{% endif %}{% endfor %}"
+    others = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    deepseek = directory_text(tmp_path / "deepseek", "{% set said = namespace() %}" + last + "{{ said.text }}" + others)
+    assert deepseek.render([SYSTEM, FIRST]) == SYSTEM.content + FIRST.content
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes first"):
+        deepseek.render([SYSTEM, ChatMessage("system", "Be kind."), FIRST])
     with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes alone"):
         llama.append_messages([SYSTEM], [], 0)
 
