@@ -228,6 +228,49 @@ def test_families_are_told_by_their_templates(tmp_path: Path) -> None:
         assert family_of(load_text(write_text(tmp_path / name, source).parent)).name == name
 
 
+# What templates that come with these models say to calls, written anew and shorter.
+MISTRAL = (
+    "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]{% for c in m.tool_calls %}{% if c.id|length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "{{ c.function|tojson }}{{ c.id }}{% endfor %}{% elif m.role == 'tool' %}{% if m.tool_call_id|length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id }}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
+)
+LLAMA3 = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{% if m.tool_calls %}{% if m.tool_calls|length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{{ m.tool_calls[0].function|tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
+)
+
+
+@pytest.mark.parametrize(("family", "template"), [(Mistral(), MISTRAL), (Llama3(), LLAMA3)])
+@pytest.mark.parametrize("ids", [["call_0a1b2c3d4e5f_0_0", "call_0a1b2c3d4e5f_0_1"], ["abcDEF123", "x"]])
+def test_a_conversation_with_calls_is_rendered_whatever_their_ids_and_number(
+    tmp_path: Path, family: Family, template: str, ids: list[str]
+) -> None:
+    """As it has to be when no context holds it any more: else its next turn, and every later one, would be 400."""
+    model = load_text(write_text(tmp_path / "model", template).parent)
+    assert type(family_of(model)) is type(family)
+    asked = [
+        {"id": each, "type": "function", "function": {"name": name, "arguments": '{"city": "Oslo"}'}}
+        for each, name in zip(ids, ("weather", "time"), strict=True)
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": asked},
+        *({"role": "tool", "content": "4 degrees", "tool_call_id": each} for each in ids),
+    ]
+    shown, tools = family.shown(messages, [Tool("weather", "", {})])
+    (piece,) = pieces(model, shown, tools)
+    assert len(shown) == len(messages) and piece.text.count("Oslo") == 2 and piece.text.count("4 degrees") == 2
+    if isinstance(family, Llama3):
+        assert heard(family, [shown[1]["content"]])[1] == [WEATHER, Call("time", WEATHER.arguments)]
+    else:
+        named = [call["id"] for call in shown[1]["tool_calls"]]
+        assert named == [message["tool_call_id"] for message in shown[2:]] and len(set(named)) == 2
+        assert (named[0] == ids[0]) == (len(ids[0]) == 9)
+
+
 def test_markup_in_any_string_of_a_conversation_is_text(tmp_path: Path) -> None:
     """A tool's result, a description or an argument cannot end its own turn."""
     model = load_text(write_text(tmp_path / "model").parent)

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +30,7 @@ from .scanners import beginning_of
 MARKER = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"
 ARGUMENTS = "[ARGS]"
+_ID = re.compile("[a-zA-Z0-9]{9}")  # its templates refuse a call that is named in another way
 
 
 class Mistral:
@@ -39,7 +42,8 @@ class Mistral:
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Mapping[str, Any]], list[Any]]:
-        return [with_parsed_arguments(message) for message in messages], [as_template_takes(tool) for tool in tools]
+        plain = [_with_short_ids(with_parsed_arguments(message)) for message in messages]
+        return [*plain], [as_template_takes(tool) for tool in tools]
 
     def scanner(self, names: frozenset[str]) -> Scanner:
         return _Scanner()
@@ -48,6 +52,20 @@ class Mistral:
         opening = f"<[{marker_ids[MARKER]}]>" if MARKER in marker_ids else json.dumps(MARKER)
         more = ' (", " body){0,7}' if many else ""
         return "\n".join([f'start: {opening} "[" body{more} "]"', call_rules(tools, "arguments")])
+
+
+def _with_short_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    changed = dict(message)
+    if message.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": _short_id(call.get("id") or "")} for call in message["tool_calls"]]
+    if "tool_call_id" in message:
+        changed["tool_call_id"] = _short_id(message["tool_call_id"])
+    return changed
+
+
+def _short_id(given: str) -> str:
+    """The same for a call and its result, whoever has named it."""
+    return given if _ID.fullmatch(given) else hashlib.blake2b(given.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 class _Scanner:
