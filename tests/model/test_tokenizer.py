@@ -429,6 +429,14 @@ def test_template_cannot_reach_out(tmp_path: Path) -> None:
         text.render([FIRST])
 
 
+@pytest.mark.parametrize("how", ["", "separators=(',', ':')", "sort_keys=true", "ensure_ascii=true", "indent=2"])
+def test_json_in_templates_is_transformers(tmp_path: Path, how: str) -> None:
+    theirs = save_directory(tmp_path, "{{ messages | tojson(" + how + ") }}")
+    messages = [ChatMessage("user", "é <b>")]
+    said = theirs.apply_chat_template([message._asdict() for message in messages], tokenize=False)
+    assert load_text(tmp_path).render(messages) == said
+
+
 def test_helpers_of_templates(tmp_path: Path) -> None:
     template = "{{ messages | tojson }}{{ strftime_now('%Y') | length }}{% for m in messages %}{% break %}{% endfor %}"
     template += "{% generation %}{{ eos_token }}{% endgeneration %}{% if tools is none %}!{% endif %}"
