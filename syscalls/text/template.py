@@ -129,7 +129,13 @@ class ChatTemplate:
                 continue
             other = [*messages[:index], {**message, "content": _CONTENT}, *messages[index + 1 :]]
             if _CONTENT not in self._write(other, add_generation_prompt, tools):
-                where = "alone" if len(messages) == 1 else "first" if index == 0 else "behind others"
+                where = (
+                    "alone: append it with the next one"
+                    if len(messages) == 1
+                    else "first"
+                    if index == 0
+                    else "behind others"
+                )
                 raise TemplateError(f"the model's chat template leaves out a message of {role!r} that comes {where}")
             self._shows.add(place)
 

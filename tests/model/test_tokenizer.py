@@ -288,7 +288,9 @@ def test_nothing_that_is_said_is_left_out(tmp_path: Path) -> None:
     assert deepseek.render([SYSTEM, FIRST]) == SYSTEM.content + FIRST.content
     with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes first"):
         deepseek.render([SYSTEM, ChatMessage("system", "Be kind."), FIRST])
-    with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes alone"):
+    with pytest.raises(
+        TemplateError, match=r"leaves out a message of 'system' that comes alone: append it with the next"
+    ):
         llama.append_messages([SYSTEM], [], 0)
 
 
