@@ -127,17 +127,28 @@ class ChatTemplate:
             place = (role, index == 0, index == len(messages) - 1, roles[role] > 1)
             if place in self._shows or role == "assistant" or not (message.get("content") or "").strip():
                 continue
-            other = [*messages[:index], {**message, "content": _CONTENT}, *messages[index + 1 :]]
-            if _CONTENT not in self._write(other, add_generation_prompt, tools):
+            marked = {**message, "content": _CONTENT}
+            shown = self._shows_mark([*messages[:index], marked, *messages[index + 1 :]], add_generation_prompt, tools)
+            if not shown and index == 0 and len(messages) > 1 and roles[role] == 1:
+                # Mistral's show a system prompt with the last question only, and so nowhere when a tool has spoken last.
+                shown = self._shows_mark([marked, {"role": "user", "content": "?"}], add_generation_prompt, tools)
+            if not shown:
                 where = (
                     "alone: append it with the next one"
                     if len(messages) == 1
-                    else "first"
-                    if index == 0
                     else "behind others"
+                    if index
+                    else "first"
                 )
                 raise TemplateError(f"the model's chat template leaves out a message of {role!r} that comes {where}")
             self._shows.add(place)
+
+    def _shows_mark(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> bool:
+        """Whether that content comes out.  What takes no other content than there was has looked at it."""
+        try:
+            return _CONTENT in self._write(messages, add_generation_prompt, tools)
+        except TemplateError:
+            return True
 
     def _write(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:
         try:

@@ -282,6 +282,16 @@ def test_nothing_that_is_said_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match=r"leaves out a message of 'tool' that comes behind others"):
         pieces(qwen, [FIRST._asdict(), {"role": "tool", "content": "4", "tool_call_id": "c"}], [])
     assert SYSTEM.content in llama.render([SYSTEM, FIRST])
+    # As Mistral's does it, a system prompt stands in the last question, and nowhere in the middle of a tool's turn.
+    mistral = directory_text(
+        tmp_path / "mistral",
+        "{% for m in messages[1:] %}{% if m.role == 'user' and loop.last %}{{ messages[0].content }}{% endif %}"
+        "{{ m.content }}{% endfor %}",
+    )
+    assert mistral.render([SYSTEM, FIRST, REPLY, ChatMessage("tool", "4")]) == f"{FIRST.content}{REPLY.content}4"
+    # A template may want a content to be as it is.
+    exact = "{% if messages[0].content != 'a' %}{{ raise_exception('not a') }}{% endif %}yes"
+    assert directory_text(tmp_path / "exact", exact).render([ChatMessage("user", "a")]) == "yes"
     last = "{% for m in messages %}{% if m.role == 'system' %}{% set said.text = m.content %}{% endif %}{% endfor %}"
     others = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     deepseek = directory_text(tmp_path / "deepseek", "{% set said = namespace() %}" + last + "{{ said.text }}" + others)
