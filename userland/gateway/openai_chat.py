@@ -47,7 +47,7 @@ def as_ask(gateway: Gateway, body: ChatRequest, key: Key) -> Ask:
     ask = Ask(key, [_plain(message, index) for index, message in enumerate(body.messages)])
     sampled(ask, body)
     ask.max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs needs logprobs", "top_logprobs")
     ask.logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
     ask.trim = body.truncation == "auto"
