@@ -19,6 +19,7 @@ class Device:
     __slots__ = (
         "blame",
         "capacity",
+        "chosen",
         "corrupt",
         "deaths",
         "direct",
@@ -53,6 +54,7 @@ class Device:
         self.name = config.name
         self.tier = config.tier
         self.capacity = config.capacity_frames
+        self.chosen = 0  # the larger, the later a context was put here for which nobody had said where
         self.up = False
         self.gone = ""  # why its driver will not come back; "" = it is up or being restarted
         # Of its drivers: when, and when the next was up (0: not yet).

@@ -244,15 +244,27 @@ def alloc_context(m: Machine, connection: Connection, call: Syscall, args: c.All
 
 
 def roomiest(m: Machine) -> int:
-    """The compute device with the most frames available per context; one of several, so load spreads."""
+    """The compute device with the most frames available per context; one of several, so load spreads.
+
+    One that is down has no contexts left sooner or later, and must not look roomy for that.  Of equals (contexts that come
+    one after the other leave nothing but cache behind) the one whose turn is longest ago.
+    """
     computes = m.devices[: m.tiers.computes]
     if len(computes) == 1:
         return 0
+    there = [d for d in computes if not d.gone] or computes
+    there = [d for d in there if d.up] or there
     here = [0] * len(computes)
     for context in m.contexts.values():
         here[context.device] += 1
-    room = [m.core.free_frames(d.index) + m.core.reclaimable_frames(d.index) for d in computes]
-    return max(range(len(room)), key=lambda d: (room[d] / (here[d] + 1), -d))
+
+    def rank(device: Device) -> tuple[float, int]:
+        room = m.core.free_frames(device.index) + m.core.reclaimable_frames(device.index)
+        return room / (here[device.index] + 1), -device.chosen
+
+    best = max(there, key=rank)
+    best.chosen = 1 + max(d.chosen for d in computes)
+    return best.index
 
 
 def forked(m: Machine, process: Process, source: Context, slot: int) -> Context:

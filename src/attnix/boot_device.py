@@ -56,7 +56,10 @@ def parse_hbm(text: str) -> HbmSize:
         return HbmSize()
     share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     if share is None:
-        return HbmSize(parse_bytes(text))
+        size_bytes = parse_bytes(text)
+        if not size_bytes:
+            raise ValueError(f"{text!r} is not a size of hbm: contexts need some")
+        return HbmSize(size_bytes)
     if not 0 < float(share[1]) <= 100:
         raise ValueError(f"{text!r}: a share is more than 0% and at most 100%")
     return HbmSize(share=float(share[1]) / 100)

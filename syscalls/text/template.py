@@ -9,6 +9,7 @@ so that a second default system prompt or a second beginning-of-text never appea
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -35,6 +36,9 @@ class ChatMessage(NamedTuple):
 _REPLY: Final = "attnixReplyPlaceholderZqXj"
 
 
+_CONTENT: Final = "attnixContentPlaceholderZqXj"  # the same, of another message
+
+
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}...{% endgeneration %}` marks replies for training; here it is only its body."""
 
@@ -49,9 +53,15 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """JSON without HTML escapes, unlike Jinja's own filter: prompts are not web pages."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes, unlike Jinja's own filter: prompts are not web pages.  Arguments as transformers has them."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class ChatTemplate:
@@ -75,6 +85,9 @@ class ChatTemplate:
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
         self._source = source
         self._variables = dict(variables)
+        self._knows_developers = "developer" in source
+        # Role, as the first message, as the last, as one of several of its role: seen in a rendering.
+        self._shows: set[tuple[str, bool, bool, bool]] = set()
 
     @property
     def source(self) -> str:
@@ -94,6 +107,50 @@ class ChatTemplate:
         return self._render(plain, add_generation_prompt, None)
 
     def _render(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:
+        known = [self._of_known_role(message) for message in messages]
+        rendered = self._write(known, add_generation_prompt, tools)
+        self._check_shown(known, add_generation_prompt, tools)
+        return rendered
+
+    def _of_known_role(self, message: Any) -> Any:
+        """A developer speaks as the system where the template knows no developer, and would leave him out."""
+        return message if self._knows_developers or message["role"] != "developer" else {**message, "role": "system"}
+
+    def _check_shown(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> None:
+        """Error: TemplateError when the template leaves out what somebody says, as some do with a role that they do not know.
+
+        What a reply says it may leave out: reasoning, or words beside tool calls.
+        """
+        roles = Counter(message["role"] for message in messages)
+        for index, message in enumerate(messages):
+            role = message["role"]
+            place = (role, index == 0, index == len(messages) - 1, roles[role] > 1)
+            if place in self._shows or role == "assistant" or not (message.get("content") or "").strip():
+                continue
+            marked = {**message, "content": _CONTENT}
+            shown = self._shows_mark([*messages[:index], marked, *messages[index + 1 :]], add_generation_prompt, tools)
+            if not shown and index == 0 and len(messages) > 1 and roles[role] == 1:
+                # Mistral's show a system prompt with the last question only, and so nowhere when a tool has spoken last.
+                shown = self._shows_mark([marked, {"role": "user", "content": "?"}], add_generation_prompt, tools)
+            if not shown:
+                where = (
+                    "alone: append it with the next one"
+                    if len(messages) == 1
+                    else "behind others"
+                    if index
+                    else "first"
+                )
+                raise TemplateError(f"the model's chat template leaves out a message of {role!r} that comes {where}")
+            self._shows.add(place)
+
+    def _shows_mark(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> bool:
+        """Whether that content comes out.  What takes no other content than there was has looked at it."""
+        try:
+            return _CONTENT in self._write(messages, add_generation_prompt, tools)
+        except TemplateError:
+            return True
+
+    def _write(self, messages: list[Any], add_generation_prompt: bool, tools: list[Any] | None) -> str:
         try:
             return self._template.render(
                 messages=messages,

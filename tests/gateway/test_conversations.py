@@ -75,6 +75,33 @@ def test_a_reply_cut_inside_a_token_is_rendered_anew(gateway: Gateway) -> None:
     assert again["usage"]["prompt_tokens"] == talk(fresh, messages)["usage"]["prompt_tokens"]
 
 
+def test_of_calls_that_may_not_be_parallel_the_first_is_told(gateway: Gateway) -> None:
+    """The other one is in the context, but the client knows nothing of it: the next prompt is what it saw."""
+    served = gateway(scripts=[says(f"{calls('weather', city='Oslo')}\n{calls('weather', city='Rome')}"), says("yes")])
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    question = {"role": "user", "content": "weather?"}
+    asked = {"tools": tools, "parallel_tool_calls": False}
+    assert len(talk(served, [question], tools=tools)["choices"][0]["message"]["tool_calls"]) == 2
+    reply = talk(served, [question], **asked)["choices"][0]["message"]
+    (call,) = reply["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "Oslo"}'
+    messages = [question, reply, {"role": "tool", "tool_call_id": call["id"], "content": "rain"}]
+    again = talk(served, messages, **asked)
+    other = [question, {**reply, "tool_calls": [{**call, "id": "c"}]}, {**messages[2], "tool_call_id": "c"}]
+    unknown = talk(served, other, **asked)  # of an id that no context is found by: rendered anew
+    assert again["usage"]["prompt_tokens"] == unknown["usage"]["prompt_tokens"]
+    body = {"model": "", "messages": [question], "tools": [{"name": "weather", "input_schema": {}}], "max_tokens": 400}
+    one = {**body, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    assert [len(served.http.post("/v1/messages", json=each).json()["content"]) for each in (body, one)] == [2, 1]
+    # Some libraries send "" for the arguments of a tool that takes none, which a template would show as a text.
+    spent = []
+    for arguments in ("{}", ""):
+        other[1] = {**reply, "tool_calls": [{**call, "id": "d", "function": {"name": "now", "arguments": arguments}}]}
+        other[2] = {**other[2], "tool_call_id": "d"}
+        spent.append(talk(served, other)["usage"]["prompt_tokens"])
+    assert spent[0] == spent[1]
+
+
 def test_kept_contexts_have_a_limit_and_an_age(gateway: Gateway) -> None:
     served = gateway("--max-parked", "2", script=says("yes"))
     for n in range(5):

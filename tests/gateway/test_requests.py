@@ -26,6 +26,10 @@ def test_refusals(gateway: Gateway) -> None:
         ({**CHAT, "n": 0}, "n"),
         ({**CHAT, "stop": ""}, "stop"),
         ({**CHAT, "logit_bias": {"5": 1}}, "logit_bias"),
+        ({**CHAT, "min_tokens": 5}, "min_tokens"),
+        ({**CHAT, "guided_json": {"type": "object"}}, "guided_json"),
+        ({**CHAT, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+        ({**CHAT, "truncate_prompt_tokens": 8}, "truncate_prompt_tokens"),
         ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
         ({**CHAT, "response_format": {"type": "json_object"}, "repetition_penalty": 1.1}, "repetition_penalty"),
         ({**CHAT, "tools": ONE_TOOL, "tool_choice": "required", "repetition_penalty": 0.9}, "repetition_penalty"),
@@ -65,6 +69,24 @@ def test_refusals(gateway: Gateway) -> None:
     assert served.http.get("/v1/models", headers={"host": "evil.example:80"}).status_code == 403
     said = served.http.post("/v1/messages", json={"messages": [{"role": "user", "content": "hi"}]}).json()
     assert said["type"] == "error" and said["error"]["type"] == "invalid_request_error"
+    counts = []
+    for thought in (
+        [],
+        [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "redacted_thinking", "data": "x"}],
+    ):
+        replied = {"role": "assistant", "content": [*thought, {"type": "text", "text": "yes"}]}
+        for said in ([], [{"role": "system", "content": "The date is 4 May."}]):
+            sent = {
+                "messages": [*CHAT["messages"], replied, *CHAT["messages"], *said],
+                "thinking": {"type": "adaptive"},
+            }
+            counts.append(served.http.post("/v1/messages/count_tokens", json=sent).json()["input_tokens"])
+    assert counts[:2] == counts[2:] and counts[1] > counts[0] + len("The date is 4 May.")
+    for wrong in (
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "Hm."}]}]},
+    ):
+        assert served.http.post("/v1/messages", json={**CHAT, "max_tokens": 4, **wrong}).status_code == 400
     prompts: tuple[Any, ...] = ([], "", [[]], ["a", 3], [VOCAB], [-1])
     for prompt in prompts:
         assert served.http.post("/v1/completions", json={"prompt": prompt}).status_code == 400, prompt

@@ -31,6 +31,15 @@ NAMES = frozenset(["weather", "time"])
 TAGGED = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TAGGED_TIME = '<tool_call>{"name": "time", "arguments": "{}"}</tool_call>'
 
+# What a file that is written about these formats has in it.
+QUOTING = Call("weather", '{"city": "</tool_call> [TOOL_CALLS] [ARGS] <tool_call>{\\"a\\": \\"```"}')
+QUOTED = f'{{"name": "weather", "arguments": {QUOTING.arguments}}}'
+
+
+def tagged(call: Call) -> str:
+    return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+
+
 READ: list[tuple[Family, str, str, list[Call]]] = [
     (Hermes(), TAGGED, "", [WEATHER]),
     (Hermes(), f"Let me see. \n{TAGGED}\n{TAGGED_TIME}\n", "Let me see.", [WEATHER, TIME]),
@@ -40,7 +49,18 @@ READ: list[tuple[Family, str, str, list[Call]]] = [
     (Hermes(), "a < b <tool_cal", "a < b <tool_cal", []),
     (Hermes(), '{"name": "weather", "arguments": {}}', '{"name": "weather", "arguments": {}}', []),
     (Hermes(), "no <tool_call>{so}</tool_call> \n call", "no <tool_call>{so}</tool_call> \n call", []),
+    (Hermes(), tagged(QUOTING), "", [QUOTING]),
+    (Hermes(), f"{tagged(QUOTING)}\n{tagged(QUOTING)} so", "so", [QUOTING, QUOTING]),
+    (Hermes(), tagged(QUOTING).removesuffix("_call>"), "", [QUOTING]),
+    (Hermes(), f'<tool_call>{{"</tool_call>{TAGGED}', '<tool_call>{"</tool_call>', [WEATHER]),
+    (Hermes(), f'<tool_call>{{"so</tool_call> {TAGGED_TIME} "', '<tool_call>{"so</tool_call>"', [TIME]),
+    (Hermes(), '<tool_call>{"name": "time", "arguments": ""}</tool_call>', "", [TIME]),
+    (Hermes(), '<tool_call>{"name": "time", "arguments": null}</tool_call>', "", [TIME]),
     (Generic(), TAGGED, "", [WEATHER]),
+    (Generic(), tagged(QUOTING), "", [QUOTING]),
+    (Generic(), f"```\n{QUOTED}\n```\nSo.", f"```\n{QUOTED}\n```\nSo.", []),
+    (Generic(), f"```json\n{QUOTED}", "", [QUOTING]),
+    (Generic(), "```python\nprint()\n```", "```python\nprint()\n```", []),
     (Generic(), '{"name": "weather", "arguments": {"city": "Oslo"}}', "", [WEATHER]),
     (
         Generic(),
@@ -68,6 +88,11 @@ READ: list[tuple[Family, str, str, list[Call]]] = [
         [WEATHER, TIME],
     ),
     (Mistral(), "It is [TOO cold", "It is [TOO cold", []),
+    (Mistral(), f"[TOOL_CALLS][{QUOTED}]", "", [QUOTING]),
+    (Mistral(), f"[TOOL_CALLS]weather[ARGS]{QUOTING.arguments}[TOOL_CALLS]time[ARGS]{{}}", "", [QUOTING, TIME]),
+    (Mistral(), f"[TOOL_CALLS] [{QUOTED}][TOOL_CALLS] [{QUOTED}]", "", [QUOTING, QUOTING]),
+    (Mistral(), "[TOOL_CALLS]time[CALL_ID]Xk3bT9aQz[ARGS]{}", "", [TIME]),
+    (Mistral(), "[TOOL_CALLS]time[ARGS]", "time[ARGS]", []),
 ]
 
 
@@ -84,6 +109,13 @@ def test_calls_are_read_however_the_text_is_cut(case: int, cuts: list[int]) -> N
     family, text, words, calls = READ[case]
     at = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     assert heard(family, [text[a:b] for a, b in itertools.pairwise(at)]) == (words, calls)
+
+
+@pytest.mark.parametrize("family", [Generic(), Llama3()], ids=lambda family: family.name)
+@pytest.mark.parametrize("text", ["[1] is", "{so}", "[[ no", "{ 4", "```python\nprint", "``x"])
+def test_words_that_begin_as_a_call_does_are_words_as_soon_as_they_show_it(family: Family, text: str) -> None:
+    """Or a listing would come whole at its end instead of streamed."""
+    assert family.scanner(NAMES).push(text) == [Said(text)]
 
 
 TOOLS = [
@@ -194,6 +226,49 @@ def test_families_are_told_by_their_templates(tmp_path: Path) -> None:
     }
     for name, source in sources.items():
         assert family_of(load_text(write_text(tmp_path / name, source).parent)).name == name
+
+
+# What templates that come with these models say to calls, written anew and shorter.
+MISTRAL = (
+    "{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]{% for c in m.tool_calls %}{% if c.id|length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "{{ c.function|tojson }}{{ c.id }}{% endfor %}{% elif m.role == 'tool' %}{% if m.tool_call_id|length != 9 %}"
+    "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+    "[TOOL_RESULTS]{{ m.content }}{{ m.tool_call_id }}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
+)
+LLAMA3 = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{% if m.tool_calls %}{% if m.tool_calls|length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    "{{ m.tool_calls[0].function|tojson }}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools }}"
+)
+
+
+@pytest.mark.parametrize(("family", "template"), [(Mistral(), MISTRAL), (Llama3(), LLAMA3)])
+@pytest.mark.parametrize("ids", [["call_0a1b2c3d4e5f_0_0", "call_0a1b2c3d4e5f_0_1"], ["abcDEF123", "x"]])
+def test_a_conversation_with_calls_is_rendered_whatever_their_ids_and_number(
+    tmp_path: Path, family: Family, template: str, ids: list[str]
+) -> None:
+    """As it has to be when no context holds it any more: else its next turn, and every later one, would be 400."""
+    model = load_text(write_text(tmp_path / "model", template).parent)
+    assert type(family_of(model)) is type(family)
+    asked = [
+        {"id": each, "type": "function", "function": {"name": name, "arguments": '{"city": "Oslo"}'}}
+        for each, name in zip(ids, ("weather", "time"), strict=True)
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": asked},
+        *({"role": "tool", "content": "4 degrees", "tool_call_id": each} for each in ids),
+    ]
+    shown, tools = family.shown(messages, [Tool("weather", "", {})])
+    (piece,) = pieces(model, shown, tools)
+    assert len(shown) == len(messages) and piece.text.count("Oslo") == 2 and piece.text.count("4 degrees") == 2
+    if isinstance(family, Llama3):
+        assert heard(family, [shown[1]["content"]])[1] == [WEATHER, Call("time", WEATHER.arguments)]
+    else:
+        named = [call["id"] for call in shown[1]["tool_calls"]]
+        assert named == [message["tool_call_id"] for message in shown[2:]] and len(set(named)) == 2
+        assert (named[0] == ids[0]) == (len(ids[0]) == 9)
 
 
 def test_markup_in_any_string_of_a_conversation_is_text(tmp_path: Path) -> None:

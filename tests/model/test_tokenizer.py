@@ -251,6 +251,59 @@ def test_second_turn_equals_the_whole_conversation(tmp_path: Path, name: str) ->
     assert first + text.render_delta([FIRST, REPLY], [SECOND]) == text.render([FIRST, REPLY, SECOND])
 
 
+QWEN = (  # leaves out whom it does not know
+    "{% for m in messages %}{% if m.role == 'user' or m.role == 'assistant' or (m.role == 'system' and loop.first) %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA2 = (  # writes a system prompt into the first question
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.index0 == 1 and messages[0].role == 'system' %}"
+    "<<SYS>>{{ messages[0].content }}<</SYS>>{% endif %}{{ m.content }} [/INST]{% elif m.role == 'assistant' %}"
+    "{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_developer_speaks_as_the_system_where_no_template_knows_him(tmp_path: Path) -> None:
+    developer = ChatMessage("developer", SYSTEM.content)
+    text = directory_text(tmp_path / "unknown", QWEN)
+    assert text.render([developer, FIRST]) == text.render([SYSTEM, FIRST])
+    assert text.append_messages([developer], [], 0) == text.append_messages([SYSTEM], [], 0)
+    asked = [developer._asdict(), FIRST._asdict()]
+    assert [piece.text for piece in pieces(text, asked, [])] == [text.render([SYSTEM, FIRST])]
+    known = directory_text(tmp_path / "known", CHATML + "{# developer #}")
+    assert "<|im_start|>developer\n" in known.render([developer, FIRST])
+
+
+def test_nothing_that_is_said_is_left_out(tmp_path: Path) -> None:
+    qwen, llama = directory_text(tmp_path / "qwen", QWEN), directory_text(tmp_path / "llama", LLAMA2)
+    qwen.render([SYSTEM, FIRST, REPLY, SECOND])
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes behind others"):
+        qwen.render([FIRST, SYSTEM])
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'tool' that comes behind others"):
+        pieces(qwen, [FIRST._asdict(), {"role": "tool", "content": "4", "tool_call_id": "c"}], [])
+    assert SYSTEM.content in llama.render([SYSTEM, FIRST])
+    # As Mistral's does it, a system prompt stands in the last question, and nowhere in the middle of a tool's turn.
+    mistral = directory_text(
+        tmp_path / "mistral",
+        "{% for m in messages[1:] %}{% if m.role == 'user' and loop.last %}{{ messages[0].content }}{% endif %}"
+        "{{ m.content }}{% endfor %}",
+    )
+    assert mistral.render([SYSTEM, FIRST, REPLY, ChatMessage("tool", "4")]) == f"{FIRST.content}{REPLY.content}4"
+    # A template may want a content to be as it is.
+    exact = "{% if messages[0].content != 'a' %}{{ raise_exception('not a') }}{% endif %}yes"
+    assert directory_text(tmp_path / "exact", exact).render([ChatMessage("user", "a")]) == "yes"
+    last = "{% for m in messages %}{% if m.role == 'system' %}{% set said.text = m.content %}{% endif %}{% endfor %}"
+    others = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    deepseek = directory_text(tmp_path / "deepseek", "{% set said = namespace() %}" + last + "{{ said.text }}" + others)
+    assert deepseek.render([SYSTEM, FIRST]) == SYSTEM.content + FIRST.content
+    with pytest.raises(TemplateError, match=r"leaves out a message of 'system' that comes first"):
+        deepseek.render([SYSTEM, ChatMessage("system", "Be kind."), FIRST])
+    with pytest.raises(
+        TemplateError, match=r"leaves out a message of 'system' that comes alone: append it with the next"
+    ):
+        llama.append_messages([SYSTEM], [], 0)
+
+
 @pytest.mark.parametrize("name", ["chatml", "llama3", "thinking"])
 def test_system_prompt_appended_on_its_own(tmp_path: Path, name: str) -> None:
     """The fork case: one system prompt, then different questions; no second default system prompt."""
@@ -386,6 +439,14 @@ def test_template_cannot_reach_out(tmp_path: Path) -> None:
     text = directory_text(tmp_path, "{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(TemplateError, match="unsafe"):
         text.render([FIRST])
+
+
+@pytest.mark.parametrize("how", ["", "separators=(',', ':')", "sort_keys=true", "ensure_ascii=true", "indent=2"])
+def test_json_in_templates_is_transformers(tmp_path: Path, how: str) -> None:
+    theirs = save_directory(tmp_path, "{{ messages | tojson(" + how + ") }}")
+    messages = [ChatMessage("user", "é <b>")]
+    said = theirs.apply_chat_template([message._asdict() for message in messages], tokenize=False)
+    assert load_text(tmp_path).render(messages) == said
 
 
 def test_helpers_of_templates(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from attnix.syscalls import AsyncClient, AsyncContext, SyscallError, aconnect, connect
-from attnix.userland.programs.agent import Decide, Outcome, run_agent
+from attnix.userland.programs.agent import Decide, Outcome, by_generating, run_agent
 from attnix.userland.programs.tool_calls import BadCall, ToolCall, described, parse, response
 from attnix.userland.programs.tools import CALCULATOR, Tool, ToolError
 
@@ -77,6 +77,8 @@ def ask(path: str, tools: list[Tool], *said: str, **options: Any) -> Outcome:
         '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"x": "1"}}}',
         '<tool_call>no</tool_call> once more: <tool_call>{"name": "f", "arguments": {"x": "1"}}',
         '<tool_call>{"name": "f", "arguments": {"x": "1"}}}}',
+        '<tool_call>{"name": "g", "arguments": {"x": "</tool_call>"}}</tool_call><tool_call>{"name": "f", "x": "1"}',
+        '<tool_call>{"so <tool_call>{"name": "f", "x": "1"}',
     ],
 )
 def test_a_call_is_read_through_the_usual_junk(text: str) -> None:
@@ -133,6 +135,27 @@ def test_a_question_a_tool_and_an_answer(serve: Serve) -> None:
     assert (outcome.reason, outcome.answer) == ("answer", "It is 42.")
     (step,) = outcome.steps
     assert (step.call, step.result, step.failed) == (ToolCall("calculator", {"expression": "6 * 7"}), "42", False)
+
+
+def test_a_tag_in_an_argument_does_not_end_the_call(serve: Serve) -> None:
+    """The stop string ends the generation in the middle of the argument; the call goes on behind it."""
+    written = "<tool_call>a</tool_call>"
+    whole = f"{call('tool', text=written)}</tool_call>"
+    cut = whole.index("</tool_call>") + len("</tool_call>")
+    scripts = [[*whole[:cut].encode()], [*whole[cut:].encode()], [*b"Done.", 3]]
+    path = serve(**WINDOW, scripts=scripts, stop_tokens=[3])
+    given: list[str] = []
+
+    async def note(text: str) -> str:
+        given.append(text)
+        return "noted"
+
+    async def work() -> Outcome:
+        async with nothing_left(path) as system:
+            return await run_agent(system, "?", [tool(note)], decide=by_generating(200, {"temperature": 0.0}))
+
+    outcome: Outcome = run(work())
+    assert given == [written] and (outcome.reason, outcome.answer) == ("answer", "Done.")
 
 
 def test_what_the_context_holds(serve: Serve) -> None:

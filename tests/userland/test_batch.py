@@ -58,6 +58,16 @@ def many(source: Path, n: int) -> dict[str, str]:
     return {f"p{i}": answer(f"system:{SYSTEM};user:question {i};") for i in range(n)}
 
 
+def test_a_system_prompt_that_a_template_shows_with_a_question_only(
+    serve: Serve, attnix: Attnix, files: tuple[Path, Path]
+) -> None:
+    serve(frames=400)
+    write(files[0], {"id": "p", "prompt": "question"})
+    said = attnix("batch", *map(str, files), "--system", "!not alone", "-n", str(TOKENS), "--json")
+    assert (said.status, said.err) == (0, "")
+    assert read(files[1])["p"]["text"] == answer("system:!not alone;user:question;")
+
+
 def test_every_line_is_answered(serve: Serve, attnix: Attnix, files: tuple[Path, Path]) -> None:
     serve(frames=400)
     expected = many(files[0], 40)

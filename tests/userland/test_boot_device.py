@@ -22,7 +22,7 @@ def test_sizes_and_shares() -> None:
     assert parse_hbm("") == HbmSize()
     assert parse_hbm("2GiB") == HbmSize(2 << 30)
     assert parse_hbm("90%") == HbmSize(share=0.9)
-    for wrong in ("0%", "101%", "lots", "-1%"):
+    for wrong in ("0%", "101%", "lots", "-1%", "0", "0MiB"):
         with pytest.raises(ValueError, match=r"share|not a size"):
             parse_hbm(wrong)
 

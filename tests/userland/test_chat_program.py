@@ -55,6 +55,21 @@ def test_turns_are_appended(system: Client) -> None:
     chat.close()
 
 
+def test_a_system_prompt_that_a_template_shows_with_a_question_only(system: Client) -> None:
+    chat, log = Chat(system, "!not alone"), Log("!not alone")
+    assert length(chat) == 0
+    assert say(chat, "one") == log.say("one")
+    assert say(chat, "two") == log.say("two")
+    twin = chat.branch()
+    chat.undo(), chat.undo()
+    assert say(chat, "three") == Log("!not alone").say("three"), "it comes with the first one again"
+    assert say(twin, "four") == log.say("four")
+    for text in ("five" * 9, "six" * 9, "seven" * 9):
+        say(chat, text)
+    held = bytes(unpack_ids(system.read(0, chat.context.cid).tokens))
+    assert chat.dropped and held.startswith(b"system:!not alone;user:") and held.count(b"system:") == 1
+
+
 def test_streaming_and_a_turn_taken_back(system: Client) -> None:
     chat, log = Chat(system), Log()
     say(chat, "one")

@@ -187,7 +187,7 @@ def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:
     assert said.json["error"]["kind"] == "connection"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0"])  # fmt: skip
+@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill 0", "kill -s HUP 3", "trace -o F 0", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0"])  # fmt: skip
 def test_wrong_usage_is_status_2(nobody: str, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == 2
 

@@ -90,6 +90,7 @@ def test_a_trace_of_a_daemon_has_the_calls_that_were_made(serve: Serve, tmp_path
         assert tracer.wait(30) == 0
         assert str(out) in tracer.stdout.read()
         tracer.stdout.close()
+    assert out.stat().st_mode & 0o777 == 0o600, "words of the calls are in it"
     events = check(json.loads(out.read_text()))
     calls = [e for e in events if e.get("cat") == "syscall"]
     (generate,) = [e for e in calls if e["name"] == "generate"]

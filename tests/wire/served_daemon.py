@@ -65,7 +65,8 @@ class ByteText:
         self._later(text.encode(), done)
 
     def encode_messages(self, messages: tuple[Message, ...], tail: bytes, context_tokens: int, done: TextDone) -> None:
-        self._later("".join(f"{m.role}:{m.content};" for m in messages).encode(), done)
+        alone = "!refuse" if len(messages) == 1 and "!not alone" in messages[0].content else ""
+        self._later("".join(f"{m.role}:{m.content};" for m in messages).encode() + alone.encode(), done)
 
     def _later(self, data: bytes, done: TextDone) -> None:
         refused: bytes | Failure = Failure(E.EINVAL, {"message": "the template refuses this"})

@@ -30,7 +30,7 @@ _MAX_MARKS: Final = 4  # as Anthropic has it: the beginning that each marks is r
 
 def as_ask(gateway: Gateway, body: CountRequest, key: Key) -> Ask:
     """Error: ApiError for what cannot be done."""
-    if body.thinking and body.thinking.get("type") != "disabled":
+    if body.thinking and body.thinking.get("type") not in ("disabled", "adaptive"):
         raise bad("thinking is not supported", "thinking")
     messages: list[dict[str, Any]] = []
     pins: list[tuple[int, float]] = []
@@ -78,6 +78,7 @@ def _choose_tools(gateway: Gateway, ask: Ask, body: CountRequest) -> None:
     if not ask.tools:
         raise bad("tool_choice needs tools", "tool_choice")
     ask.scan = True
+    ask.one_call = choice is not None and choice.disable_parallel_tool_use is True
     wanted, many = list(ask.tools), True
     if isinstance(choice, NamedChoice):
         wanted, many = [tool for tool in ask.tools if tool.name == choice.name], False
@@ -125,10 +126,12 @@ def _messages(message: Message, index: int) -> list[dict[str, Any]]:
             if message.role != "user":
                 raise bad("only a user's message has tool_result blocks", where)
             made.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
+        elif message.role != "assistant":
+            raise bad("only an assistant's message has thinking blocks", where)
     if message.role == "assistant":
         return [{"role": "assistant", "content": "".join(text)} | ({"tool_calls": calls} if calls else {})]
     if text or not made:
-        made.append({"role": "user", "content": "".join(text)})
+        made.append({"role": message.role, "content": "".join(text)})
     return made
 
 

@@ -34,9 +34,25 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     cache_control: CacheControl | None = None
 
 
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """What another model has thought: no model is shown it again, as at Anthropic."""
+
+    thinking: str = ""
+    signature: str = ""
+    cache_control: None = None
+
+
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
+    data: str = ""
+    cache_control: None = None
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+
+
 class Message(Struct):
-    role: Literal["user", "assistant"]
-    content: str | list[TextBlock | ToolUseBlock | ToolResultBlock]
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
 
 
 class Tool(Struct):

@@ -17,6 +17,7 @@ class Ask:
     """
     messages    role, content, tool_calls, tool_call_id; contents are text
     tokens      instead of messages: a prompt as it is
+    one_call    of the calls of a reply only the first counts
     scan        tool calls are looked for in the reply
     lark        grammar that the reply follows; "": none.  lark_param: the field that asked for it
     max_tokens  None: to the end of the window
@@ -32,6 +33,7 @@ class Ask:
     tokens: Sequence[int] = ()
     tools: Sequence[Tool] = ()
     scan: bool = False
+    one_call: bool = False
     lark: str = ""
     lark_param: str = ""
     max_tokens: int | None = None

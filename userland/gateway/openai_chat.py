@@ -48,7 +48,7 @@ def as_ask(gateway: Gateway, body: ChatRequest, key: Key) -> Ask:
     ask = Ask(key, [_plain(message, index) for index, message in enumerate(body.messages)])
     sampled(ask, body)
     ask.max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad("top_logprobs needs logprobs", "top_logprobs")
     ask.logprobs = max(1, body.top_logprobs or 0) if body.logprobs else 0
     ask.trim = body.truncation == "auto"
@@ -79,6 +79,7 @@ def _choose_tools(gateway: Gateway, ask: Ask, body: ChatRequest) -> None:
             return
         raise bad("tool_choice needs tools", "tool_choice")
     ask.scan = True
+    ask.one_call = body.parallel_tool_calls is False
     wanted = list(ask.tools)
     if isinstance(choice, NamedTool):
         wanted = [tool for tool in ask.tools if tool.name == choice.function.name]
@@ -102,7 +103,11 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
         if message.role != "assistant":
             raise bad("only an assistant's message has tool_calls", f"messages[{index}].tool_calls")
         plain["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
+            {
+                "id": c.id,
+                "type": "function",
+                "function": {"name": c.function.name, "arguments": c.function.arguments or "{}"},
+            }
             for c in message.tool_calls
         ]
     return plain

@@ -93,11 +93,38 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class ChatRequest(Struct, kw_only=True):
+class Unserved(Struct, kw_only=True):
+    """What other servers take and this one does not: it would change the answer, so it is refused (sampling.py)."""
+
+    logit_bias: dict[str, float] | None = None
+    min_tokens: Any = None  # vLLM's
+    stop_token_ids: Any = None
+    include_stop_str_in_output: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    logits_processors: Any = None
+    prompt_logprobs: Any = None
+    use_beam_search: Any = None
+    truncate_prompt_tokens: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None  # SGLang's and llama.cpp's
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    continue_final_message: Any = None  # of chats
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    documents: Any = None
+
+
+class ChatRequest(Unserved, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str = ""
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_tokens: Count | None = None
@@ -126,13 +153,12 @@ class ChatRequest(Struct, kw_only=True):
     function_call: Any = None
 
 
-class CompletionRequest(Struct, kw_only=True):
+class CompletionRequest(Unserved, kw_only=True):
     prompt: str | list[str | int | list[int]]
     model: str = ""
     best_of: int | None = None
     echo: bool | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     n: Choices | None = None

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from .anthropic_types import CountRequest, MessagesRequest
 from .gateway import Gateway
-from .openai_types import ChatRequest, CompletionRequest
+from .openai_types import ChatRequest, CompletionRequest, Unserved
 
 _REFUSED: Final = {
     400: "the request cannot be answered as it is",
@@ -40,6 +40,9 @@ def describe() -> dict[str, Any]:
     """An OpenAPI 3.1 document."""
     bodies = [ChatRequest, CompletionRequest, CountRequest, MessagesRequest]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
+    for body in (ChatRequest, CompletionRequest):  # what is refused anyway needs no description
+        for refused in msgspec.structs.fields(Unserved):
+            del components[body.__name__]["properties"][refused.name]
     components |= _SHAPES
     chat, completion, counted, messages = schemas
     paths = {

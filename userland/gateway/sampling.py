@@ -6,12 +6,15 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from .ask import Ask
 from .errors import ApiError, bad
 from .gateway import Gateway
-from .openai_types import ChatRequest, CompletionRequest, RefusalPart, TextPart
+from .openai_types import ChatRequest, CompletionRequest, RefusalPart, TextPart, Unserved
 
 _MAX_SEED: Final = 1 << 63
+_UNSERVED: Final = tuple(field.name for field in msgspec.structs.fields(Unserved))
 
 
 def check_model(gateway: Gateway, name: str) -> None:
@@ -28,8 +31,9 @@ def model_name(gateway: Gateway) -> str:
 
 def sampled(ask: Ask, request: ChatRequest | CompletionRequest) -> None:
     """Sampling parameters, with OpenAI's defaults."""
-    if request.logit_bias:
-        raise bad("logit_bias is not supported", "logit_bias")
+    for name in _UNSERVED:
+        if getattr(request, name):
+            raise bad(f"{name} is not supported", name)
     if request.temperature is not None:
         ask.temperature = request.temperature
     ask.top_p = max(1e-6, request.top_p) if request.top_p is not None else 1.0

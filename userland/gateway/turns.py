@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -36,22 +37,26 @@ R = TypeVar("R")
 
 _ROOM_TRIES: Final = 8  # kept contexts given up for a new one, at most
 _SEEDS: Final = 1 << 64
+_MOST_CALLS: Final = sys.maxsize
 
 
 class Reply:
     """One choice, while it comes.
 
-    tokens  those that stay in the context
+    tokens     those that stay in the context
+    overheard  it called more tools than it was allowed to, which nobody is told
     """
 
-    def __init__(self, index: int, scanner: Scanner | None) -> None:
+    def __init__(self, index: int, scanner: Scanner | None, most_calls: int) -> None:
         self.index = index
         self.tokens: list[int] = []
         self.reason = ""
         self.stop = ""
         self.calls: list[Call] = []
         self.text: list[str] = []
+        self.overheard = False
         self._scanner = scanner
+        self._calls_left = most_calls
 
     def hear(self, text: str) -> list[Heard]:
         """What more text says."""
@@ -65,6 +70,15 @@ class Reply:
         return self._note(self._scanner.finish()) if self._scanner is not None else []
 
     def _note(self, heard: list[Heard]) -> list[Heard]:
+        allowed: list[Heard] = []
+        for one in heard:
+            if isinstance(one, Call):
+                if not self._calls_left:
+                    self.overheard = True
+                    continue
+                self._calls_left -= 1
+            allowed.append(one)
+        heard = allowed
         self.calls += [one for one in heard if isinstance(one, Call)]
         self.text += [one.text for one in heard if isinstance(one, Said)]
         return heard
@@ -102,7 +116,7 @@ class Turn:
             start = len(conversation.tokens)
             yield Begun(start, made.trimmed)
             contexts = [conversation.context, *(await self._in_time(self._forks(ask.n - 1)))]
-            replies = [Reply(i, self._scanner()) for i in range(ask.n)]
+            replies = [Reply(i, self._scanner(), 1 if ask.one_call else _MOST_CALLS) for i in range(ask.n)]
             paths = [grammar.copy() if grammar else None for _ in contexts]
             if ask.n == 1:
                 async for piece in self._reply(contexts[0], replies[0], paths[0], start):
@@ -425,7 +439,8 @@ class Turn:
         conversation.tokens.extend(array("i", reply.tokens))
         conversation.pieces = made.pieces
         conversation.replies = [*conversation.replies, len(ask.messages)]
-        conversation.exact = gateway.words.model.decode(reply.tokens) == "".join(reply.text) or bool(reply.calls)
+        as_said = gateway.words.model.decode(reply.tokens) == "".join(reply.text)
+        conversation.exact = (as_said or bool(reply.calls)) and not reply.overheard
         ids = [self._call_id(0, number) for number in range(len(reply.calls))]
         if reply.calls:
             tool = "+".join(sorted({call.name for call in reply.calls}))[:120]

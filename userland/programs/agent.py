@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from attnix.syscalls import AsyncClient, AsyncContext
@@ -16,7 +17,7 @@ from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import ConnectionLost, NotFound, StaleHandle, TooBig
 
 from .patience import patiently
-from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, parse, response
+from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, ends_in_a_string, parse, response
 from .tools import Tool
 
 MAX_TURNS: Final = 8
@@ -60,11 +61,14 @@ def by_generating(max_tokens: int, options: GenerateOptions) -> Decide:
         stop = options.get("stop", ())
         stops = (CLOSE, *((stop,) if isinstance(stop, str) else stop))
         asked: GenerateOptions = {**options, "stop": stops}
-
-        async def generate() -> str:
-            return (await context.generate(max_tokens, **asked)).text
-
-        return await patiently(generate)
+        left, said = max_tokens, ""
+        while True:
+            result = await patiently(partial(context.generate, left, **asked))
+            left, said = left - result.usage.generated_tokens, said + result.text
+            if result.stop != CLOSE or left <= 0 or not ends_in_a_string(said):
+                return said
+            said += CLOSE  # it stands in an argument, whose end is still to come
+            await patiently(partial(context.append, CLOSE, more=True))
 
     return decide
 
@@ -121,7 +125,7 @@ async def _turns(
 
 async def _step(context: AsyncContext, tools: dict[str, Tool], said: str) -> Step:
     """Do what was asked for, and append the answer.  Error: TooBig when it has no room."""
-    if CLOSE not in said:
+    if CLOSE not in said[said.rfind("}") + 1 :]:
         await patiently(lambda: context.append(CLOSE, more=True))  # the stop string is not in the context
     try:
         call = parse(said)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from attnix.syscalls import AsyncClient
 from attnix.syscalls.client import GenerateOptions
+from attnix.syscalls.exceptions import InvalidArgument
 
 from .batch_line import USAGE, Answers
 from .batch_output import BatchOutput
@@ -72,11 +73,16 @@ class Batch:
         A prompt that cannot be done has its error in its line.  Error: BatchStopped, ConnectionLost, Canceled when the system
         goes down, OSError when the output cannot be written; then, and when it is cancelled, it can be gone on with.
         """
-        base = None
-        if self._system_prompt:
+        base, lead = None, [("system", self._system_prompt)] if self._system_prompt else []
+        if lead:
             base = context = await patiently(self._system.alloc_context)
-            await patiently(lambda: context.append(messages=[("system", self._system_prompt)]))
-        answers = Answers(self._system, base, self._max_tokens, self._options, self._patience_s)
+            try:
+                await patiently(lambda: context.append(messages=lead))
+                lead = []
+            except InvalidArgument:  # some templates show a system prompt with the first question only
+                await context.release()
+                base = None
+        answers = Answers(self._system, base, lead, self._max_tokens, self._options, self._patience_s)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._window):

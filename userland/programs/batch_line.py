@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 from attnix.syscalls import AsyncClient, AsyncContext, SyscallError
@@ -25,6 +26,7 @@ class Answers:
     """Gives lines their answers, any number of them at once.
 
     base                 context to fork for each; None: each has an empty one
+    lead                 messages before each prompt
     max_tokens, options  of the prompts that have none of their own
     patience_s           how long a line is tried again when the system says EAGAIN
     """
@@ -33,12 +35,14 @@ class Answers:
         self,
         system: AsyncClient,
         base: AsyncContext | None,
+        lead: Sequence[tuple[str, str]],
         max_tokens: int,
         options: GenerateOptions,
         patience_s: float,
     ) -> None:
         self._system = system
         self._base = base
+        self._lead = lead
         self._max_tokens = max_tokens
         self._options = options
         self._patience_s = patience_s
@@ -83,7 +87,7 @@ class Answers:
         return await self._system.alloc_context() if self._base is None else (await self._base.fork())[0]
 
     async def _answer(self, context: AsyncContext, prompt: Prompt) -> dict[str, Any]:
-        await context.append(messages=prompt.messages, more=True)
+        await context.append(messages=[*self._lead, *prompt.messages], more=True)
         options: GenerateOptions = {**self._options, **(prompt.options or {})}
         max_tokens = self._max_tokens if prompt.max_tokens is None else prompt.max_tokens
         result = await context.generate(max_tokens, **options)

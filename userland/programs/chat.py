@@ -16,7 +16,7 @@ from attnix.syscalls import Client, Context, Stream, SyscallError
 from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import NotFound, TooBig
 
-from .turns import Turn, context_of, newest, shortened
+from .turns import Turn, asked, context_of, newest, shortened
 
 MAX_TOKENS: Final = 512
 _ROOM: Final = 4  # an answer should find a window's 1/_ROOM free, or max_tokens if that is less
@@ -67,7 +67,7 @@ class Chat:
         """
         self._settle()
         start = self.context.stat().tokens
-        said = [("user", text)]
+        said = asked(text, self._system_prompt, start)
         try:
             length = self.context.append(messages=said, more=True).tokens
         except TooBig:

@@ -18,6 +18,7 @@ OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 MAX_RESULT_CHARS: Final = 4000
 _EXAMPLE: Final = '<tool_call>{"name": "...", "arguments": {...}}</tool_call>'
+_DECODER: Final = json.JSONDecoder(strict=False)
 _NAME_KEYS: Final = ("name", "tool", "function")
 _ARGUMENT_KEYS: Final = ("arguments", "args", "parameters", "input")
 
@@ -37,19 +38,27 @@ def parse(text: str) -> ToolCall | None:
     """The tool call that a text ends with; None when there is none.
 
     Lenient about what small models get wrong: words and code fences around the object, nothing behind it, other common
-    names of the two keys, arguments as a string of JSON or beside the name.  Error: BadCall.
+    names of the two keys, arguments as a string of JSON or beside the name.  Tags in a string of the call are a part of it.
+    Error: BadCall.
     """
-    _, begun, inside = text.rpartition(OPEN)
-    if not begun:
+    found: Any = None
+    refusal: BadCall | None = None
+    at = 0
+    while (begun := text.find(OPEN, at)) >= 0:
+        at = begun + len(OPEN)
+        start, close = text.find("{", at), text.find(CLOSE, at)
+        if start < 0 or 0 <= close < start:
+            refusal = BadCall(f"no JSON object follows {OPEN}: write {_EXAMPLE}")
+            continue
+        try:
+            found, at = _DECODER.raw_decode(text, start)
+            refusal = None
+        except (ValueError, RecursionError) as error:
+            refusal = BadCall(f"the tool call is not JSON ({error}): write {_EXAMPLE}")
+    if refusal is not None:
+        raise refusal
+    if found is None:
         return None
-    inside = inside.partition(CLOSE)[0]
-    start = inside.find("{")
-    if start < 0:
-        raise BadCall(f"no JSON object follows {OPEN}: write {_EXAMPLE}")
-    try:
-        found, _ = json.JSONDecoder(strict=False).raw_decode(inside, start)
-    except (ValueError, RecursionError) as error:
-        raise BadCall(f"the tool call is not JSON ({error}): write {_EXAMPLE}") from None
     if isinstance(found.get("function"), dict):  # as OpenAI's clients nest it
         found = found["function"]
     name = next((found[key] for key in _NAME_KEYS if isinstance(found.get(key), str)), "")
@@ -66,6 +75,24 @@ def parse(text: str) -> ToolCall | None:
     if not isinstance(given, dict):
         raise BadCall(f"the arguments of {name} are no JSON object: write {_EXAMPLE}")
     return ToolCall(name, given)
+
+
+def ends_in_a_string(text: str) -> bool:
+    """Whether a call has begun that breaks off in one of its strings: `</tool_call>` would not be its end there."""
+    at = 0
+    while (begun := text.find(OPEN, at)) >= 0:
+        at = begun + len(OPEN)
+        start = text.find("{", at)
+        if start < 0:
+            return False
+        try:
+            _, at = _DECODER.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            if error.msg.startswith("Unterminated string"):
+                return True
+        except (ValueError, RecursionError):
+            pass
+    return False
 
 
 def described(tools: Sequence[Tool]) -> str:

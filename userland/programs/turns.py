@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from attnix.syscalls import Client, Context
-from attnix.syscalls.exceptions import TooBig
+from attnix.syscalls.exceptions import InvalidArgument, TooBig
 
 
 class Turn(NamedTuple):
@@ -26,6 +26,21 @@ def newest(turns: Sequence[Turn], length: int, most_tokens: int) -> int:
     return first
 
 
+def opened(context: Context, system_prompt: str) -> int:
+    """Append a system prompt to an empty context; its tokens.  0: some templates show one with the first question only (`asked`)."""
+    if not system_prompt:
+        return 0
+    try:
+        return context.append(messages=[("system", system_prompt)]).tokens
+    except InvalidArgument:
+        return 0
+
+
+def asked(question: str, system_prompt: str, start: int) -> list[tuple[str, str]]:
+    """A question at `start`, and the system prompt before it, if nothing is there yet."""
+    return [*([("system", system_prompt)] if system_prompt and not start else []), ("user", question)]
+
+
 def context_of(system: Client, system_prompt: str, turns: Sequence[Turn], name: str) -> tuple[Context, list[Turn]]:
     """A new context with these turns, and the turns with where each starts in it.  It takes `name` over, if there is one.
 
@@ -34,10 +49,10 @@ def context_of(system: Client, system_prompt: str, turns: Sequence[Turn], name: 
     placed: list[Turn] = []
     with ExitStack() as undo:
         context = undo.enter_context(system.alloc_context())
-        at = context.append(messages=[("system", system_prompt)]).tokens if system_prompt else 0
+        at = opened(context, system_prompt)
         for turn in turns:
             placed.append(turn._replace(start=at))
-            said = [("user", turn.question), *([("assistant", turn.answer)] if turn.answer else [])]
+            said = [*asked(turn.question, system_prompt, at), *([("assistant", turn.answer)] if turn.answer else [])]
             at = context.append(messages=said).tokens
         if name:
             context.publish(name, replace=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,9 @@ LOOK_S: Final = 0.25  # between two looks at who is there and in which state
 
 def trace(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to; what is there is replaced.")],
-    pids: Annotated[list[int] | None, typer.Argument(metavar="[PID]...", help="Only these processes' calls.")] = None,
+    pids: Annotated[
+        list[int] | None, typer.Argument(metavar="[PID]...", help="Only these processes' calls.", min=1)
+    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", "-s", help="For so long, or until Ctrl-C.", min=0.1)] = 10.0,
     as_json: JsonOption = False,
     socket: SocketOption = "",
@@ -38,7 +41,8 @@ def trace(
     """
     if not out.exists() or out.is_file() or out.is_dir():  # a pipe takes it once, when it is written
         try:
-            out.open("a").close()
+            # Arguments are in it, words among them: nobody else's, as a dump is.
+            os.close(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except OSError as error:  # now, and not after all that has been traced
             raise CommandError(f"{out}: {error.strerror}") from error
     with call_system(socket, "trace") as system:

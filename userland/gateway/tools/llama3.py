@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class Llama3:
-    """Its templates take tools, and one call per message: of several, those after the first stand in messages of their own."""
+    """Its templates take tools, and refuse a message with more than one call: several are written as the model writes them."""
 
     name = "llama3"
     markers: tuple[str, ...] = (PYTHON_TAG,)
@@ -23,10 +24,22 @@ class Llama3:
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
     ) -> tuple[list[Mapping[str, Any]], list[Any]]:
-        return [with_parsed_arguments(message) for message in messages], [as_template_takes(tool) for tool in tools]
+        plain = [_written(with_parsed_arguments(message)) for message in messages]
+        return [*plain], [as_template_takes(tool) for tool in tools]
 
     def scanner(self, names: frozenset[str]) -> Scanner:
         return Whole(names, ("{", "["), PYTHON_TAG)
 
     def grammar(self, tools: Sequence[Tool], many: bool, marker_ids: Mapping[str, int]) -> str:
         return "\n".join(["start: body", call_rules(tools, "parameters")])
+
+
+def _written(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with several calls as one without: they are its words."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if len(functions) < 2:
+        return message
+    calls = [json.dumps({"name": f["name"], "parameters": f["arguments"]}, ensure_ascii=False) for f in functions]
+    words = [message["content"]] if message.get("content") else []
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join([*words, "; ".join(calls)])}

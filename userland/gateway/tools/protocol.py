@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -109,6 +109,8 @@ def calls_in(value: Any, names: frozenset[str] | None) -> list[Call]:
     if not isinstance(name, str) or not _may_name(name) or (names is not None and name not in names):
         return []
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    if arguments is None or arguments == "":  # of a function that takes none
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -134,6 +136,9 @@ def _finite(written: str) -> float:
     return max(-most, min(most, float(written)))
 
 
+_DECODER: Final = json.JSONDecoder(strict=False, parse_float=_finite)
+
+
 def _may_name(name: str) -> bool:
     """Whether a tool could have this name: tools of other names than the request's may be called, but not of any."""
     return 0 < len(name) <= MOST_NAME_CHARS and name.isprintable()
@@ -141,24 +146,41 @@ def _may_name(name: str) -> bool:
 
 def parsed_calls(text: str, names: frozenset[str] | None) -> list[Call]:
     """Tool calls of a text that is nothing but JSON values, with white space, semicolons or a code fence around them."""
+    try:
+        found = [calls_in(value, names) for value in _values(text)]
+    except (ValueError, RecursionError):
+        return []
+    return [call for calls in found for call in calls] if all(found) else []
+
+
+def ends_in_a_string(text: str) -> bool:
+    """Whether these JSON values break off inside of a string: a tag that comes then is text of that string."""
+    try:
+        for _ in _values(text):
+            pass
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def value_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins there, and where it ends.  Error: ValueError, RecursionError."""
+    return _DECODER.raw_decode(text, at)
+
+
+def _values(text: str) -> Iterator[Any]:
     text = text.strip()
-    if text.startswith("```"):
-        text = text.partition("\n")[2].rpartition("```")[0].strip()
-    decoder = json.JSONDecoder(strict=False, parse_float=_finite)
-    calls: list[Call] = []
     at = 0
-    while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-            found = calls_in(value, names)
-        except (ValueError, RecursionError):
-            return []
-        if not found:
-            return []
-        calls += found
+    fenced = text.startswith("```")
+    if fenced:
+        text = text.partition("\n")[2].lstrip()
+    while at < len(text) and not (fenced and text[at:] == "```"):
+        value, at = value_at(text, at)
+        yield value
         while at < len(text) and text[at] in " \t\r\n;,":
             at += 1
-    return calls
 
 
 def call_rules(tools: Sequence[Tool], arguments_key: str) -> str:

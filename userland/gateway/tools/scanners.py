@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from .protocol import Heard, Said, parsed_calls
+from typing import Final
+
+from .protocol import Heard, Said, ends_in_a_string, parsed_calls
+
+_MOST_FENCE_CHARS: Final = 40  # of a code fence, with the name of a language
 
 
 class Tagged:
     """Calls between an opening and a closing tag, words around them.  White space beside a call is nobody's.
 
-    A tag without its end is read to the end of the text.  What is no call stays as it was written.
+    A tag without its end is read to the end of the text.  A tag in a string of a call's arguments is a part of that string.
+    What is no call stays as it was written.
     """
 
     def __init__(self, opening: str, closing: str, names: frozenset[str] | None) -> None:
@@ -17,18 +22,24 @@ class Tagged:
         self._names = names
         self._held = ""
         self._inside = False
+        self._quoted = 0  # of `_held`, where the last closing tag in a string ends
         self._gap = ""  # white space before the opening tag
         self._called = False  # a call came last
 
     def push(self, text: str) -> list[Heard]:
         self._held += text
+        return self._scan(False)
+
+    def _scan(self, over: bool) -> list[Heard]:
+        """What is settled.  over: no more text comes, so nothing is waited for."""
         heard: list[Heard] = []
         while True:
             if self._inside:
-                body, closed, rest = self._held.partition(self._closing)
-                if not closed:
+                end = self._end(over)
+                if end < 0:
                     return heard
-                self._held, self._inside = rest, False
+                body, self._held = self._held[:end], self._held[end + len(self._closing) :]
+                self._inside, self._quoted = False, 0
                 heard += self._read(body, self._opening + body + self._closing)
                 continue
             before, opened, rest = self._held.partition(self._opening)
@@ -43,12 +54,32 @@ class Tagged:
         self._held = self._held[len(said) :]
         return heard + self._say(said)
 
+    def _end(self, over: bool) -> int:
+        """Where the closing tag of the call in `_held` is, -1: not there yet.
+
+        A tag in a string is passed over as long as a later one may end the call; if none does, there was no call.
+        """
+        first = end = self._held.find(self._closing)
+        if end < self._quoted:
+            end = self._held.find(self._closing, self._quoted)
+        while end >= 0 and ends_in_a_string(self._held[:end]):
+            self._quoted = end + len(self._closing)
+            end = self._held.find(self._closing, self._quoted)
+        if end > first and not parsed_calls(self._held[:end], self._names):
+            return first
+        return first if over and end < 0 and not parsed_calls(self._cut(), self._names) else end
+
+    def _cut(self) -> str:
+        """The last call without the beginning of its closing tag: a length may have cut that."""
+        return self._held[: len(self._held) - beginning_of(self._held, self._closing)]
+
     def finish(self) -> list[Heard]:
-        held, self._held = self._held, ""
+        heard = self._scan(True)
+        body, held = self._cut(), self._held
+        self._held = ""
         if self._inside:
-            body = held[: len(held) - beginning_of(held, self._closing)]  # a length may have cut the tag
-            return self._read(body, self._opening + held)
-        return self._say("" if self._called and not held.strip() else held)
+            return heard + self._read(body, self._opening + held)
+        return heard + self._say("" if self._called and not held.strip() else held)
 
     def _say(self, text: str) -> list[Heard]:
         if self._called:
@@ -67,7 +98,7 @@ class Tagged:
 
 
 class Whole:
-    """Calls that are the whole text, as JSON; a text that begins in another way is words from the start.
+    """Calls that are the whole text, as JSON; a text that shows to be none is words from there on, not only at its end.
 
     openings  with one of these, behind white space, a call may begin
     drop      a marker before it that is no part of it
@@ -92,15 +123,14 @@ class Whole:
             return [Said(text)] if text else []
         self._held += text
         begun = self._held.lstrip()
-        if any(
-            begun.startswith(opening) or opening.startswith(begun)
-            for opening in (*self._openings, self._drop)
-            if opening
-        ):
+        if self._drop and self._drop.startswith(begun):
+            return []
+        begun = begun.removeprefix(self._drop).lstrip()
+        if any(begun.startswith(each) or each.startswith(begun) for each in self._openings) and _may_call(begun):
             return []
         self._words = True
         held, self._held = self._held, ""
-        return [Said(held)]
+        return [Said(held.replace(self._drop, "") if self._drop else held)]
 
     def finish(self) -> list[Heard]:
         held, self._held = self._held, ""
@@ -108,6 +138,17 @@ class Whole:
             return []
         calls = parsed_calls(held.strip().removeprefix(self._drop), self._names)
         return [*calls] if calls else [Said(held.replace(self._drop, "") if self._drop else held)]
+
+
+def _may_call(text: str) -> bool:
+    """Whether an object may begin here: in a fence or not, in lists or not."""
+    if "```".startswith(text[:3]):
+        fence, lines, text = text.partition("\n")
+        if not lines:
+            return len(fence) <= _MOST_FENCE_CHARS
+    text = text.lstrip("[ \t\r\n")
+    inner = text[1:].lstrip()
+    return not text or (text[0] == "{" and (not inner or inner[0] == '"'))
 
 
 def beginning_of(text: str, tag: str) -> int:
