@@ -47,6 +47,7 @@ _PACKED: Final = {  # one letter of `array` each
     "ends": "i",
 }
 _PIPE_COLUMNS: Final = 10_000  # a pipe has no edge: nothing is cut off or broken into lines for it
+_LEAST_TEXT: Final = 12  # columns that a table leaves a text, however narrow the terminal is
 
 System: TypeAlias = Client | SavedSystem  # what a command that only looks may look at
 
@@ -98,8 +99,9 @@ def console(stderr: bool = False) -> Console:
 def show(what: RenderableType, to: Console | None = None) -> None:
     """Print a table or a line, without the blanks that pad a table's last column."""
     to = to or console()
+    columns = _fitted(what, to) if isinstance(what, Table) and to.is_terminal else None
     with to.capture() as captured:
-        to.print(_Visible(what), soft_wrap=isinstance(what, str | Text))
+        to.print(_Visible(what, columns), soft_wrap=isinstance(what, str | Text), crop=columns is None)
     to.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
     to.file.flush()
 
@@ -107,12 +109,42 @@ def show(what: RenderableType, to: Console | None = None) -> None:
 class _Visible:
     """Whatever is printed, with what would steer the terminal shown: of the text, since the colours are ours."""
 
-    def __init__(self, what: RenderableType) -> None:
+    def __init__(self, what: RenderableType, columns: int | None = None) -> None:
         self._what = what
+        self._columns = columns  # the width, where it is not the terminal's
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._columns is not None:
+            options = options.update(width=self._columns)
         for text, style, control in console.render(self._what, options):
             yield Segment(visible(text), style, control)
+
+
+def _fitted(made: Table, to: Console) -> int:
+    """Give every column its width on this terminal; what all take, which may be more than it has: it breaks the lines then.
+
+    A part of a number is another number, so those are whole.  The space between gives way first, then what may wrap, then texts.
+    """
+    widths = [max(to.measure(cell).maximum for cell in (each.header, *each.cells)) for each in made.columns]
+    gap = made.padding[1]
+    over = sum(widths) + gap * (len(widths) - 1) - to.width
+    if over > 0 and gap > 1:
+        made.padding = (0, 1, 0, 0)
+        over, gap = over - (gap - 1) * (len(widths) - 1), 1
+    over = _narrowed(made, widths, over, wrapped=True)
+    _narrowed(made, widths, over, wrapped=False)
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+    return max(to.width, sum(widths) + gap * len(widths))
+
+
+def _narrowed(made: Table, widths: list[int], over: int, *, wrapped: bool) -> int:
+    """Take what is too much from the widest texts; what is left of it."""
+    texts = [i for i, each in enumerate(made.columns) if each.justify == "left" and each.no_wrap != wrapped]
+    while over > 0 and (wide := [i for i in texts if widths[i] > _LEAST_TEXT]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+        over -= 1
+    return over
 
 
 def table(*columns: str) -> Table:
@@ -120,7 +152,10 @@ def table(*columns: str) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         justify: JustifyMethod = "right" if column.startswith(">") else "left"
-        made.add_column(column.lstrip(">~"), justify=justify, no_wrap=not column.startswith("~"))
+        wraps = column.startswith("~")
+        made.add_column(
+            column.lstrip(">~"), justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis"
+        )
     return made
 
 
