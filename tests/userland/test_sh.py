@@ -54,6 +54,11 @@ def test_nothing_goes_to_the_background() -> None:
         ("stat '1 | 2'", Line(("stat", "1 | 2"), "")),
         ('run "a > b" >> "c d"', Line(("run", "a > b"), '>> "c d"')),
         ("run a\\|b", Line(("run", "a|b"), "")),
+        ("kill 7 2>/dev/null", Line(("kill", "7"), "2>/dev/null")),  # 2 is no process to end
+        ("kill 7 2 > f", Line(("kill", "7", "2"), "> f")),
+        ("pmap 2>&1 | wc", Line(("pmap",), "2>&1 | wc")),
+        ("run a2>f", Line(("run", "a2"), ">f")),
+        ("stat 12|wc", Line(("stat", "12"), "|wc")),
         ("", Line((), "")),
     ],
 )
@@ -177,6 +182,17 @@ def test_a_script(serve: Serve, tmp_path: Path) -> None:
     assert said.returncode == 1 and "no process 999" in said.stderr and "no context 999" in said.stderr
     written = (tmp_path / "out.json").read_text().splitlines()
     assert written[0].startswith('{"contexts": [') and written[1].startswith("CID  PID")
+
+
+def test_redirections_of_errors(serve: Serve, tmp_path: Path) -> None:
+    serve()
+    script = f"""
+        stat 98 2> {tmp_path}/err > {tmp_path}/out
+        stat 99 2>&1 | sed 's/.*no/no/'
+    """
+    said = subprocess.run([*COMMAND, "sh"], input=script, capture_output=True, text=True)
+    assert (said.stdout, said.stderr, said.returncode) == ("no context 99 of this user\n", "", 0)
+    assert "no context 98" in (tmp_path / "err").read_text() and (tmp_path / "out").read_text() == ""
 
 
 def test_one_line_from_the_command_line(serve: Serve, attnix: Attnix) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ _OWN_PROCESS: Final = frozenset({
     "agent", "batch", "bench", "boot", "chat", "demo", "pull", "replay", "run", "serve", "sh", "shutdown", "study", "top",
 })  # fmt: skip
 _BYE: Final = ("exit", "quit")
+_ENTRY: Final = (sys.executable, "-m", "attnix.userland.cli")
+_OTHER_STREAMS: Final = re.compile(r"[0-9]>|<|>&")  # what a redirection says of more than standard output
 
 Run: TypeAlias = Callable[[list[str]], int]
 Ask: TypeAlias = Callable[[], str]  # the next line; EOFError at the end, KeyboardInterrupt for Ctrl-C
@@ -108,7 +111,7 @@ class Shell:
 
     def _one(self, words: list[str], out: Any = None) -> int:
         if words[0] in _OWN_PROCESS:
-            return _finished(subprocess.Popen([sys.executable, "-m", "attnix.userland.cli", *words], stdout=out))
+            return _finished(subprocess.Popen([*_ENTRY, *words], stdout=out))
         try:
             return self._run(words)
         except Exception as error:  # a bug in a command is not the end of the shell
@@ -119,6 +122,8 @@ class Shell:
         """The status is that of the last command behind the operator, as in any shell; behind a redirection the command's own."""
         if rest[0] == "<":
             return _complain("`<` is for commands that read: !attnix COMMAND < FILE")
+        if _OTHER_STREAMS.search(rest.partition("|")[0]):  # its own, not those of the cat that would stand for it
+            return _finished(subprocess.Popen(["/bin/sh", "-c", f'"$@" {rest}', "attnix", *_ENTRY, *words]))
         with _quiet_interrupts():
             script = rest[1:] if rest[0] == "|" else f"cat {rest}"
             other = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, text=True)

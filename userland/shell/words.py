@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,7 @@ KINDS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _REDIRECTS: Final = "|><"
 _JOINTS: Final = (";", "&&", "||")
+_DESCRIPTOR: Final = re.compile(r"(?<!\S)[0-9]+$")  # before an operator: the 2 of `2> f` is no argument
 
 
 class Line(NamedTuple):
@@ -48,6 +50,8 @@ def statements(line: str) -> list[tuple[str, str]]:
 def split(statement: str) -> Line:
     """Error: ValueError when a quote is not closed."""
     at = next((at for at in _bare(statement) if statement[at] in _REDIRECTS), len(statement))
+    if statement[at : at + 1] in (">", "<") and (number := _DESCRIPTOR.search(statement[:at])):
+        at = number.start()
     return Line(tuple(shlex.split(statement[:at])), statement[at:].strip())
 
 
