@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -34,6 +34,7 @@ from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
 from .doctor.command import doctor
+from .errors import WrongUsage
 from .output import AttnixError, CommandError, say_error
 from .shell.cat import cat
 from .shell.df import df
@@ -57,6 +58,8 @@ from .shell.trace import trace
 from .shell.tree import tree
 from .shell.uname import uname
 from .shell.vmstat import vmstat
+
+_NO_COMMAND: Final[Any] = typer.BadParameter.__bases__[0]  # UsageError, for which typer has no name of its own
 
 
 class Commands(TyperGroup):
@@ -146,9 +149,12 @@ def run(words: Sequence[str]) -> int:
     """One command.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
         try:
-            command()(list(words), prog_name="attnix")
-            status = 0
-        except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
+            # Without --json typer says by itself what is wrong with a command line, for people only.
+            done = command()(list(words), prog_name="attnix", standalone_mode="--json" not in words)
+            status = done if isinstance(done, int) else 0
+        except _NO_COMMAND as error:
+            raise WrongUsage(error.format_message()) from error
+        except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         sys.stdout.flush()  # what cannot be written fails here, and not when Python ends
         return status

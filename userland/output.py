@@ -23,7 +23,7 @@ from attnix.syscalls.exceptions import ConnectionLost
 from attnix.syscalls.types import E
 
 from .dumpfile import SavedSystem
-from .errors import CommandError, Interrupted
+from .errors import CommandError, Interrupted, WrongUsage
 from .visible import in_json, visible
 
 SocketOption: TypeAlias = Annotated[
@@ -184,7 +184,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
         }
     if isinstance(error, ConnectionLost):
         return {"kind": "connection", "message": str(error), "detail": dict(error.detail)}
-    return {"kind": "command", "message": str(error)}
+    return {"kind": "usage" if isinstance(error, WrongUsage) else "command", "message": str(error)}
 
 
 def cid_number(text: str | int) -> int:

@@ -187,9 +187,12 @@ def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:
     assert said.json["error"]["kind"] == "connection"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0"])  # fmt: skip
+@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0", "vmstat inf", "top --once -i inf", "boot -d --wait inf"])  # fmt: skip
 def test_wrong_usage_is_status_2(nobody: str, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == 2
+    said = attnix(*line.split(), "--json")
+    assert said.status == 2 and said.json["error"]["kind"] == "usage"
+    assert said.json["error"]["message"] in said.err
 
 
 @pytest.mark.parametrize(("line", "errno"), [("stat 999", "ENOENT"), ("pmap 999", "ENOENT"), ("kill 999", "ENOENT"), ("sysctl none", "ENOENT"), ("sysctl sched.step_tokens=0", "EINVAL"), ("ps -p 999", "ENOENT")])  # fmt: skip
