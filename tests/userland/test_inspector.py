@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -259,7 +260,7 @@ def test_a_dump_without_text(looked_at: Held, attnix: Attnix, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no dump"), ("[1, 2]", "no dump"), ('{"a": 1}', "no dump"), ('{"attnix_dump": 2}', "version 2"),
+        ("", "no dump"), ("[1, 2]", "no dump"), ('{"attnix_dump": NaN}', "no dump"), ('{"a": 1}', "no dump"), ('{"attnix_dump": 2}', "version 2"),
         ('{"attnix_dump": 1, "at": "x"}', "damaged"), ('{"attnix_dump": 1, "at": "x", "server": [1], "calls": []}', "damaged"),
         ('{"attnix_dump": 1, "at": "", "server": ["a", 4, 1, 1], "calls": [{"call": "no", "args": []}]}', "damaged"),
     ],
@@ -277,6 +278,23 @@ def test_half_a_dump_is_none(attnix: Attnix, dumped: Path, tmp_path: Path) -> No
     assert "only a part of one" in attnix("ps", "--from", str(torn)).err
     assert "No such file" in attnix("ps", "--from", str(tmp_path / "none")).err
     assert attnix("dump", str(tmp_path / "no" / "where"), "--socket", "").status == 1
+
+
+def test_a_dump_as_it_is_sent(attnix: Attnix, dumped: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "all.json.gz"
+    data = gzip.compress(dumped.read_bytes())
+    packed.write_bytes(data)
+    assert attnix("ps", "--from", str(packed)).out == attnix("ps", "--from", str(dumped)).out
+    for torn in (data[:-100], data[:100] + b"?" + data[101:]):
+        packed.write_bytes(torn)
+        said = attnix("ps", "--from", str(packed))
+        assert said.status == 1 and "is no dump, or only a part of one" in said.err
+
+
+def test_a_dump_of_an_older_system_says_so(attnix: Attnix) -> None:
+    """This one was taken before there was the call `health`."""
+    said = attnix("doctor", "--from", str(Path(__file__).resolve().parents[1] / "golden" / "dumps" / "agents.json"))
+    assert said.status == 3 and "no answer of health: another version" in said.err
 
 
 def test_a_dump_goes_into_a_pipe_and_replaces_no_link(looked_at: Held, attnix: Attnix, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def explain(
 ) -> None:
     """Tell the kernel's decisions about a context or a block, oldest first, with the numbers that decided.
 
-    Without either, the latest of all that this uid may see.
+    Without either the latest of all, which the daemon's own user may see.
     """
     with look_at(socket, "explain", source) as system:
         found = system.explain(0, cid, block)
