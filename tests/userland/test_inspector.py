@@ -359,9 +359,9 @@ def test_new_documents_have_their_shapes(looked_at: Held, attnix: Attnix) -> Non
 
 
 STATUSES = {
-    "ps": 0, "lsctx -p 999": 1, "cat 999": 1, "cat": 2, "cat 0": 2, "tree -p x": 2, "df --nonsense": 2, "top --sort colour --once": 2,
+    "ps": 0, "lsctx -p 999": 1, "cat 999": 1, "cat": 2, "cat 0": 2, "tree -p x": 2, "tree -p 999": 1, "trace -o /dev/null 999": 1, "kill 0": 2, "df --nonsense": 2, "top --sort colour --once": 2,
     "top -i 0": 2, "vmstat -1": 2, "vmstat 0.01 2": 0, "strace 0": 2, "strace 999": 1, "nice 999": 1, "nice 999 5": 1, "nice 1 99": 2,
-    "nice x": 2, "dump": 2, "help nothing": 2, "help ps": 0, "help fork": 0, "help": 0, "sh -c nonsense": 2, "sh -c fsck": 0, "dmesg": 0,
+    "nice x": 2, "dump": 2, "help nothing": 2, "help ps": 0, "help group ls": 0, "help group x": 2, "help ps ls": 2,  "help fork": 0, "help": 0, "sh -c nonsense": 2, "sh -c fsck": 0, "dmesg": 0,
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ def signal_number(name: str) -> int:
 
 
 def kill(
-    pids: Annotated[list[int], typer.Argument(metavar="PID...", help="As `attnix ps` shows them.")],
+    pids: Annotated[list[int], typer.Argument(metavar="PID...", help="As `attnix ps` shows them.", min=1)],
     signal: Annotated[str, typer.Option("--signal", "-s", help="TERM, KILL, STOP or CONT, or its number.")] = "TERM",
     as_json: JsonOption = False,
     socket: SocketOption = "",

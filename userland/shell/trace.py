@@ -45,6 +45,8 @@ def trace(
     lost: ConnectionLost | None = None
     with call_system(socket, "trace") as system:
         runs = system.uname()
+        for pid in pids or ():
+            system.ps(pid)  # a process that is gone, or another's, is no empty trace
         tracer = Tracer(system, frozenset(pids or ()))
         tracer.look()  # whoever is there is traced before anything is said
         with until_interrupted() as going:  # before anybody is told of Ctrl-C
