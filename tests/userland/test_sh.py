@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.completion import CompleteEvent, Completion
 from prompt_toolkit.document import Document
 
 from attnix.syscalls import connect
@@ -82,14 +82,22 @@ def test_an_open_quote_is_said_to_be_one() -> None:
         ("kill -s KILL ", "", ("pid",), ""),
         ("pmap ", "", ("cid",), ""),
         ("pmap 3 ", "", (), ""),
-        ("snapshot morning ", "", ("cid",), ""),
+        ("snapshot morning ", "", ("cid", "name"), ""),
         ("sysctl evict.", "evict.", ("sysctl",), ""),
         ("group ", "", (), "set"),
         ("group set uid:1 ", "", ("resource",), ""),
         ("demote 3 --tier ", "", ("tier",), ""),
         ("ps --", "--", (), "--contexts"),
         ("ps --from /tm", "/tm", ("file",), ""),
-        ("help st", "st", ("command",), ""),
+        ("help st", "st", ("manual",), ""),
+        ("help group l", "l", ("manual",), ""),
+        ("detach-tier ", "", ("device",), ""),
+        ("trace -o t.json 3 ", "", ("pid",), ""),
+        ("group ls ", "", ("group",), ""),
+        ("pin ", "", ("cid", "name"), ""),
+        ("unlink ", "", ("name",), ""),
+        ("attnix kill ", "", ("pid",), ""),
+        ("dump a\\ ", "a ", ("file",), ""),
         ("nonsense ", "", (), ""),
     ],
 )
@@ -105,10 +113,13 @@ def test_nothing_is_suggested_behind_an_operator_nor_inside_quotes() -> None:
     assert list(matching("b", [("a", ""), ("b1", "x"), ("b1", "again"), ("b0", "")])) == [("b1", "x"), ("b0", "")]
 
 
-def suggested(socket: str, text: str) -> dict[str, str]:
+def completions(socket: str, text: str) -> list[Completion]:
     completer = ShellCompleter(COMMANDS, Values(socket, COMMANDS))
-    found = completer.get_completions(Document(text), CompleteEvent())
-    return {each.text: each.display_meta_text for each in found}
+    return list(completer.get_completions(Document(text), CompleteEvent()))
+
+
+def suggested(socket: str, text: str) -> dict[str, str]:
+    return {each.text: each.display_meta_text for each in completions(socket, text)}
 
 
 def test_completion_asks_the_system(serve: Serve, tmp_path: Path) -> None:
@@ -119,9 +130,18 @@ def test_completion_asks_the_system(serve: Serve, tmp_path: Path) -> None:
         assert suggested(system.path, "cat ") == {str(context.cid): "story, 10 tokens"}
         assert "sched.policy" in suggested(system.path, "sysctl sched.")
         assert set(suggested(system.path, "demote 1 -t ")) == {"hbm"}
-        assert set(suggested(system.path, "group ls ")) <= {f"uid:{os.geteuid()}"}
-    (tmp_path / "a.dump").write_text("")
-    assert set(suggested("", f"ps --from {tmp_path}/a")) == {f"{tmp_path}/a.dump"}
+        assert set(suggested(system.path, "group ls ")) == {f"uid:{os.geteuid()}"}
+        assert set(suggested(system.path, "detach-tier ")) == {"hbm0"}
+        context.publish("two words")
+        assert suggested(system.path, "unlink tw") == {"'two words'": f"cid {context.cid}, 10 tokens"}
+        system.unlink("two words")
+    (tmp_path / "a dump").write_text("")
+    for typed in (f"{tmp_path}/a", f"{tmp_path}/a\\ d"):
+        (found,) = completions("", f"ps --from {typed}")
+        assert (found.text, found.start_position) == (f"'{tmp_path}/a dump'", -len(typed))
+    assert suggested("", "study doc")["doctor"].startswith("A machine with everything wrong")
+    assert suggested("", "ps --long") == {"--long": "Parent, tokens computed and found, and oom score, too."}
+    assert set(suggested("", "help wait_")) == {"wait_tool"}
     assert set(suggested("", "kill -s S")) == {"STOP"}
     assert "vmstat" in suggested("", "v")
 
