@@ -6,7 +6,9 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -369,3 +371,20 @@ def test_output_that_goes_nowhere_is_no_traceback() -> None:
     assert (said.returncode, said.stderr) == (1, "attnix: the output cannot be written: No space left on device\n")
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_ctrl_c_while_commands_are_loaded_is_no_traceback() -> None:
+    script = """
+import os, signal, sys
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "attnix.userland.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+from attnix.userland.start import main
+main()
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (said.returncode, said.stdout, said.stderr) == (-signal.SIGINT, "", "")
