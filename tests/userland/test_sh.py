@@ -165,6 +165,28 @@ def test_joints_look_at_the_status() -> None:
     assert ran == ["free", "fsck", "fsck", "df", "free", "free"]
 
 
+@pytest.mark.parametrize(
+    ("lines", "ran", "status"),
+    [
+        (["free; exit; fsck", "df"], ["free"], 0),
+        (["fsck || quit", "df"], ["fsck"], 1),
+        (["fsck && exit", "free && exit 3", "df"], ["fsck", "free"], 3),
+        (["exit x", "exit 1 2", "exit 256", "free", " exit "], ["free"], 0),
+    ],
+)
+def test_exit_is_a_command(lines: list[str], ran: list[str], status: int) -> None:
+    seen: list[str] = []
+
+    def run(words: list[str]) -> int:
+        seen.append(words[0])
+        return int(words[0] == "fsck")
+
+    shell = Shell(COMMANDS, run)
+    left = iter(lines)
+    shell.hold(lambda: next(left))
+    assert (seen, shell.status) == (ran, status)
+
+
 def test_errors_do_not_end_it(capsys: pytest.CaptureFixture[str]) -> None:
     def run(words: list[str]) -> int:
         raise {"fsck": RuntimeError("a bug"), "free": KeyboardInterrupt()}[words[0]]

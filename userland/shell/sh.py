@@ -62,12 +62,13 @@ def sh(
 
 
 class Shell:
-    """One line after the other, whatever they do.  status: of the last command."""
+    """One line after the other, whatever they do.  status: of the last command.  left: it was told to exit."""
 
     def __init__(self, commands: Mapping[str, Any], run: Run | None = None) -> None:
         self._commands = commands
         self._run = run or _entry
         self.status = 0
+        self.left = False
 
     def hold(self, ask: Ask) -> None:
         """Until the input ends or says exit."""
@@ -78,9 +79,9 @@ class Shell:
                 return
             except KeyboardInterrupt:  # at the prompt: only what was typed is gone
                 continue
-            if line.strip() in _BYE:
-                return
             self.line(line)
+            if self.left:
+                return
 
     def line(self, text: str) -> int:
         """Run a line; its exit status."""
@@ -92,6 +93,8 @@ class Shell:
                     if statement and not (joint == "&&" and self.status) and not (joint == "||" and not self.status):
                         own = not statement.startswith("!")
                         self.status = self._attnix(split(statement)) if own else _system(statement[1:])
+                    if self.left:
+                        break
         except ValueError as error:
             self.status = _complain(str(error))
         except KeyboardInterrupt:
@@ -105,9 +108,18 @@ class Shell:
         words = list(line.words)
         if words[0] == "attnix":  # out of habit
             words = words[1:] or ["help"]
+        if words[0] in _BYE and not line.rest:
+            return self._leave(words[1:])
         if words[0] not in self._commands and not words[0].startswith("-"):
             return _complain(f"there is no command {words[0]!r}: `help` lists them, `!{words[0]}` is the system's")
         return self._piped(words, line.rest) if line.rest else self._one(words)
+
+    def _leave(self, words: list[str]) -> int:
+        """`exit`, with the status of the last command, or with one of its own."""
+        if len(words) > 1 or not all(each.isascii() and each.isdecimal() and int(each) < 256 for each in words):
+            return _complain("exit takes a status from 0 to 255, or nothing")
+        self.left = True
+        return int(words[0]) if words else self.status
 
     def _one(self, words: list[str], out: Any = None) -> int:
         if words[0] in _OWN_PROCESS:
