@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
@@ -68,6 +69,8 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         given = any(word == "--from" or word.startswith("--from=") for word in rest)
+        if "--from=" in rest or ("--from", "") in pairwise(rest):  # a variable that is empty is no running system
+            ctx.fail("--from names no file")
         if given and command is not None and command.params and not _looks(command, rest):
             ctx.fail(
                 f"{name} needs a running system: --from is for commands that only look, such as ps, pmap, tree and df"
@@ -176,8 +179,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _stop_writing() -> None:
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

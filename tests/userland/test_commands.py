@@ -189,7 +189,7 @@ def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:
     assert said.json["error"]["kind"] == "connection"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0", "vmstat inf", "top --once -i inf", "boot -d --wait inf"])  # fmt: skip
+@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill -s HUP 3", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0", "vmstat inf", "top --once -i inf", "boot -d --wait inf", "ps --from="])  # fmt: skip
 def test_wrong_usage_is_status_2(nobody: str, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == 2
     said = attnix(*line.split(), "--json")
@@ -371,6 +371,15 @@ def test_output_that_goes_nowhere_is_no_traceback() -> None:
     assert (said.returncode, said.stderr) == (1, "attnix: the output cannot be written: No space left on device\n")
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_who_reads_no_more_costs_no_descriptor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The shell runs many commands in one process."""
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        before = os.listdir("/proc/self/fd")
+        cli._stop_writing()
+        assert os.listdir("/proc/self/fd") == before
 
 
 def test_ctrl_c_while_commands_are_loaded_is_no_traceback() -> None:
