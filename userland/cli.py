@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
 from .doctor.command import doctor
 from .errors import WrongUsage
-from .output import AttnixError, CommandError, say_error
+from .output import AttnixError, CommandError, is_utf8, say_error
 from .shell.cat import cat
 from .shell.df import df
 from .shell.dmesg import dmesg
@@ -145,6 +146,9 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (open until we end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not is_utf8(stream):
+            stream.reconfigure(errors="replace")  # a terminal that has no such letter shows ?, and the rest
     sys.exit(run(sys.argv[1:]))
 
 

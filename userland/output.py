@@ -5,12 +5,13 @@ Exit status: 0 done, 1 the system said no (or is not there), 2 the command line 
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TextIO, TypeAlias
 
 import typer
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
@@ -78,9 +79,15 @@ def plain(value: Any, field: str = "") -> Any:
     return value
 
 
+def is_utf8(stream: TextIO) -> bool:
+    """Whether it takes every character."""
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "utf-8"
+
+
 def print_json(value: Any) -> None:
     """One document, one line feed; records are allowed inside."""
-    document = json.dumps(plain(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    indent = 2 if sys.stdout.isatty() else None
+    document = json.dumps(plain(value), ensure_ascii=not is_utf8(sys.stdout), indent=indent)
     sys.stdout.write(f"{in_json(document)}\n")
     sys.stdout.flush()
 
@@ -212,6 +219,7 @@ __all__ = [
     "cid_number",
     "console",
     "describe_error",
+    "is_utf8",
     "look_at",
     "plain",
     "print_json",

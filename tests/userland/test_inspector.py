@@ -280,6 +280,21 @@ def test_half_a_dump_is_none(attnix: Attnix, dumped: Path, tmp_path: Path) -> No
     assert attnix("dump", str(tmp_path / "no" / "where"), "--socket", "").status == 1
 
 
+@pytest.mark.parametrize("line", ["pmap", "ps --json"])
+def test_a_terminal_of_fewer_letters(dumped: Path, line: str) -> None:
+    """As in a locale of ISO 8859-1: what it has no letter for is `?`, in JSON its escape."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [*COMMAND, *line.split(), "--from"]
+    text = dumped.read_text().replace('"holder"', '"\u65e5\u672c"')
+    source = dumped.with_name("unicode.json")
+    source.write_text(text)
+    said = subprocess.run([*words, str(source)], capture_output=True, text=True, env=environment)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert (
+        "2?9+ shared" in said.stdout if line == "pmap" else "\u65e5" in json.loads(said.stdout)["processes"][0]["name"]
+    )
+
+
 def test_a_dump_as_it_is_sent(attnix: Attnix, dumped: Path, tmp_path: Path) -> None:
     packed = tmp_path / "all.json.gz"
     data = gzip.compress(dumped.read_bytes())

@@ -138,7 +138,7 @@ class Shell:
             return _finished(subprocess.Popen(["/bin/sh", "-c", f'"$@" {rest}', "attnix", *_ENTRY, *words]))
         with _quiet_interrupts():
             script = rest[1:] if rest[0] == "|" else f"cat {rest}"
-            other = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, text=True)
+            other = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, text=True, errors="replace")
         assert other.stdin is not None
         own = 0
         try:

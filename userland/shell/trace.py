@@ -59,7 +59,8 @@ def trace(
         traced = tracer.traced()
         about = {"system": runs.version, "model": runs.model}
     try:
-        out.write_text(json.dumps(perfetto.document(traced, about), ensure_ascii=False, separators=(",", ":")))
+        document = perfetto.document(traced, about)
+        out.write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{out}: {error.strerror}") from error
     said = {
