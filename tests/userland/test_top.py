@@ -70,6 +70,9 @@ async def test_it_shows_sorts_and_acts(serve: Serve) -> None:
             app.refresh_now()
             assert "the daemon" in said(app) or "connection" in said(app)
             assert names(app) == ["holder", "small"], "what was seen last stays"
+            with connect(serve(path=path), name="anew"):
+                app.refresh_now()
+                assert (names(app), said(app)) == (["anew"], ""), "the next daemon is found"
             await pilot.press("q")
         assert app.return_value is None
 

@@ -12,8 +12,8 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, Label, Sparkline, Static
 
-from attnix.syscalls import AttnixError
-from attnix.syscalls.exceptions import SyscallError
+from attnix.syscalls import AttnixError, Client, connect
+from attnix.syscalls.exceptions import ConnectionLost, SyscallError
 
 from ..output import System
 from ..visible import visible
@@ -51,6 +51,7 @@ class TopApp(App[None]):
         self.sort_by = sort
         self.seen: Seen | None = None
         self._system = system
+        self._lost = False
         self._interval = interval
         self._tiers = list(dict.fromkeys(row.tier for row in system.tiers().tiers))
         shown = ("tokens", *(f"hits_{tier}" for tier in self._tiers), "pressure")
@@ -76,14 +77,24 @@ class TopApp(App[None]):
         self.refresh_now()
         self.set_interval(self._interval, self.refresh_now)
 
+    def on_unmount(self) -> None:
+        if isinstance(self._system, Client):  # which may be one of its own
+            self._system.close()
+
     def refresh_now(self) -> None:
-        """Look again.  A daemon that is gone is said to be, and what was seen last stays."""
+        """Look again.  A daemon that is gone is said to be, and what was seen last stays until there is another."""
         before = self.seen
         try:
+            if self._lost:
+                self._system = connect(self._system.path, name="attnix top")
             self.seen = look(self._system, before)
         except AttnixError as error:
+            self._lost = isinstance(self._system, Client) and isinstance(error, ConnectionLost)
             self._say(str(error))
             return
+        if self._lost:
+            self._lost = False
+            self._say("")
         self._draw(before)
 
     def _draw(self, before: Seen | None) -> None:
