@@ -385,6 +385,19 @@ def test_exit_statuses(looked_at: Held, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == STATUSES[line]
 
 
+def test_a_context_that_has_ended_is_explained(serve: Serve, attnix: Attnix) -> None:
+    with connect(serve(), name="holder") as system:
+        with system.alloc_context() as context:
+            context.append(tokens=range(10))
+            context.forward(1)
+            context.wait_tool("search", eta=60.0)
+        cid = str(context.cid)
+        said = attnix("explain", cid)
+        assert said.status == 0 and f"wait hbm0 cid {cid}" in said.out
+        assert {row["cid"] for row in attnix("explain", cid, "--json").json["rows"]} == {context.cid}
+        assert "no context 999" in attnix("explain", "999").err
+
+
 def test_nice_changes_what_it_says(serve: Serve, attnix: Attnix) -> None:
     with connect(serve(), name="holder") as system:
         pid = str(system.server.pid)
