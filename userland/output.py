@@ -48,6 +48,7 @@ _PACKED: Final = {  # one letter of `array` each
     "ends": "i",
 }
 _PIPE_COLUMNS: Final = 10_000  # a pipe has no edge: nothing is cut off or broken into lines for it
+PATIENCE_S: Final = 60.0  # longer than a daemon that lives takes to answer what only looks
 _LEAST_TEXT: Final = 12  # columns that a table leaves a text, however narrow the terminal is
 
 System: TypeAlias = Client | SavedSystem  # what a command that only looks may look at
@@ -59,8 +60,11 @@ def call_system(socket: str, name: str) -> Client:
 
 
 def look_at(socket: str, name: str, source: str) -> System:
-    """The same for a command that only looks, or the dump that --from names.  Error: CommandError when that is no dump."""
-    return SavedSystem(Path(source)) if source else call_system(socket, name)
+    """The same for a command that only looks, which a daemon answers at once if it answers at all; or the dump that --from
+    names.  Error: CommandError when that is no dump."""
+    if source:
+        return SavedSystem(Path(source))
+    return connect(socket or None, name=f"attnix {name}", timeout=PATIENCE_S)
 
 
 def plain(value: Any, field: str = "") -> Any:

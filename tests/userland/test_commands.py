@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from attnix.syscalls import connect
-from attnix.userland import cli
+from attnix.userland import cli, output
 from attnix.userland.commands import kill
 
 from .conftest import COMMAND, Attnix, Serve, serving
@@ -181,6 +182,19 @@ def test_without_a_daemon_it_says_what_to_do(nobody: str, attnix: Attnix, comman
     assert said.out == ""
     assert nobody in said.err
     assert "attnix boot" in said.err
+
+
+@pytest.mark.parametrize(("command", "status"), [("ps", 1), ("doctor", 3)])
+def test_a_daemon_that_hangs_is_not_waited_for_for_ever(
+    nobody: str, attnix: Attnix, monkeypatch: pytest.MonkeyPatch, command: str, status: int
+) -> None:
+    monkeypatch.setattr(output, "PATIENCE_S", 0.01)
+    Path(nobody).parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(nobody)
+        hung.listen()
+        said = attnix(command)
+    assert said.status == status and "the daemon did not answer in time" in said.err
 
 
 def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:

@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Footer, Label, Sparkline, Static
 from attnix.syscalls import AttnixError, Client, connect
 from attnix.syscalls.exceptions import ConnectionLost, SyscallError
 
-from ..output import System
+from ..output import PATIENCE_S, System
 from ..visible import visible
 from .top import COLUMNS, Seen, cells, hit_rates, look, ordered, summary
 
@@ -86,7 +86,7 @@ class TopApp(App[None]):
         before = self.seen
         try:
             if self._lost:
-                self._system = connect(self._system.path, name="attnix top")
+                self._system = connect(self._system.path, name="attnix top", timeout=PATIENCE_S)
             self.seen = look(self._system, before)
         except AttnixError as error:
             self._lost = isinstance(self._system, Client) and isinstance(error, ConnectionLost)
