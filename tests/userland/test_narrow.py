@@ -49,3 +49,15 @@ def test_what_gives_way_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(51) == ["a name of twenty two.. 123,456 nine words and more,", " " * 31 + "over and over"]
     assert shown(33)[0] == "a name of t… 123,456 nine words"
     assert shown(20)[0] == "a name of t… 123,456 nine words"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")])
+def test_a_legend_of_colours_is_for_terminals_that_have_them(
+    attnix: Attnix, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    last = attnix("cat", "4", "--from", str(DUMPS / "agents.json")).out.splitlines()[-1]
+    assert ("demoted" in last) is (value == "xterm") and ("`attnix pmap` tells" in last) is (value != "xterm")
