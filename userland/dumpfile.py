@@ -36,6 +36,7 @@ from attnix.syscalls.types import (
     LookArgs,
     NamesArgs,
     NamesResult,
+    PagemapResult,
     PsArgs,
     PsResult,
     ReadArgs,
@@ -155,7 +156,23 @@ def _answer(said: dict[str, Any]) -> Answer:
     if "error" in said:
         errno, detail = said["error"]
         return Answer(call.name, args, (), (int(errno), dict(detail)))
-    return Answer(call.name, args, build(call.result, _packed(said["result"])))
+    result = build(call.result, _packed(said["result"]))
+    if not _fits(result):
+        raise ValueError(f"an answer of {call.name} has columns that do not fit together")
+    return Answer(call.name, args, result)
+
+
+def _fits(result: Any) -> bool:
+    """Packed arrays as a system sends them: whoever reads them counts on it."""
+    match result:
+        case PagemapResult():
+            blocks = len(result.flags)
+            wide = (result.frames, result.shifts, result.sharers, result.hits)
+            counted = all(len(column) == 4 * blocks for column in wide) and len(result.counts) == 2 * blocks
+            return counted and len(result.ages) % 4 == 0 and result.block_tokens > 0
+        case ReadResult():
+            return len(result.tokens) % 4 == 0 and len(result.ends) in (0, len(result.tokens))
+    return True
 
 
 def _plain(value: Any) -> Any:

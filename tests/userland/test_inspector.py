@@ -306,6 +306,18 @@ def test_a_dump_as_it_is_sent(attnix: Attnix, dumped: Path, tmp_path: Path) -> N
         assert said.status == 1 and "is no dump, or only a part of one" in said.err
 
 
+@pytest.mark.parametrize(("call", "column"), [("pagemap", 4), ("pagemap", 11), ("read", 2), ("read", 4)])
+def test_a_dump_whose_columns_do_not_fit_is_damaged(attnix: Attnix, dumped: Path, call: str, column: int) -> None:
+    document = json.loads(dumped.read_text())
+    for answer in document["calls"]:
+        if answer["call"] == call:
+            answer["result"][column] = {"b64": "AAAA"}
+    damaged = dumped.with_name("damaged.json")
+    damaged.write_text(json.dumps(document))
+    said = attnix("pmap", "--from", str(damaged))
+    assert said.status == 1 and f"damaged: an answer of {call}" in said.err
+
+
 def test_a_dump_of_an_older_system_says_so(attnix: Attnix) -> None:
     """This one was taken before there was the call `health`."""
     said = attnix("doctor", "--from", str(Path(__file__).resolve().parents[1] / "golden" / "dumps" / "agents.json"))
