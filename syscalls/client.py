@@ -237,9 +237,12 @@ class Client(SyncPlainCalls):
         return pending
 
     def notice(self, timeout: float | None = None) -> Note | None:
-        """The next notification that belongs to no request, waited for as long as `timeout` seconds; None when none came."""
+        """The next notification that belongs to no request, waited for as long as `timeout` seconds; None when none came.
+        Error: ConnectionLost, when those that had come are told."""
         end = None if timeout is None else time.monotonic() + timeout
         while not self.notices:
+            if self._lost is not None:
+                raise self._lost
             left_ms = None if end is None else 1000 * (end - time.monotonic())
             ready = select.poll()
             ready.register(self._socket, select.POLLIN)

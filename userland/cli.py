@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -34,7 +36,8 @@ from .commands.shutdown import shutdown
 from .commands.study import study
 from .commands.tiers import attach_tier, detach_tier
 from .doctor.command import doctor
-from .output import AttnixError, CommandError, say_error
+from .errors import WrongUsage
+from .output import AttnixError, CommandError, is_utf8, say_error
 from .shell.cat import cat
 from .shell.df import df
 from .shell.dmesg import dmesg
@@ -58,6 +61,8 @@ from .shell.tree import tree
 from .shell.uname import uname
 from .shell.vmstat import vmstat
 
+_NO_COMMAND: Final[Any] = typer.BadParameter.__bases__[0]  # UsageError, for which typer has no name of its own
+
 
 class Commands(TyperGroup):
     """Says more than `no such option` of --from where it has no meaning."""
@@ -65,6 +70,8 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         given = any(word == "--from" or word.startswith("--from=") for word in rest)
+        if "--from=" in rest or ("--from", "") in pairwise(rest):  # a variable that is empty is no running system
+            ctx.fail("--from names no file")
         if given and command is not None and command.params and not _looks(command, rest):
             ctx.fail(
                 f"{name} needs a running system: --from is for commands that only look, such as ps, pmap, tree and df"
@@ -139,6 +146,9 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (open until we end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not is_utf8(stream):
+            stream.reconfigure(errors="replace")  # a terminal that has no such letter shows ?, and the rest
     sys.exit(run(sys.argv[1:]))
 
 
@@ -146,9 +156,12 @@ def run(words: Sequence[str]) -> int:
     """One command.  Exit status: 0 done, 1 the system said no or is not there, 2 wrong usage, 130 interrupted."""
     try:
         try:
-            command()(list(words), prog_name="attnix")
-            status = 0
-        except SystemExit as ended:  # of typer, which says what is wrong with a command line by itself
+            # Without --json typer says by itself what is wrong with a command line, for people only.
+            done = command()(list(words), prog_name="attnix", standalone_mode="--json" not in words)
+            status = done if isinstance(done, int) else 0
+        except _NO_COMMAND as error:
+            raise WrongUsage(error.format_message()) from error
+        except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         sys.stdout.flush()  # what cannot be written fails here, and not when Python ends
         return status
@@ -170,8 +183,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def _stop_writing() -> None:
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

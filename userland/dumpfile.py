@@ -8,9 +8,11 @@ was refused is there with its error, and is refused again.
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +36,7 @@ from attnix.syscalls.types import (
     LookArgs,
     NamesArgs,
     NamesResult,
+    PagemapResult,
     PsArgs,
     PsResult,
     ReadArgs,
@@ -46,6 +49,11 @@ from .errors import CommandError
 
 VERSION: Final = 1
 _MARK: Final = "attnix_dump"
+_GZIP: Final = b"\x1f\x8b"
+# What a dump of this version always has an answer of.
+_LOOKS: Final = frozenset({
+    "dmesg", "explain", "fsck", "groups", "health", "names", "pressure", "ps", "sysctl", "tiers", "uname", "vmstat",
+})  # fmt: skip
 R = TypeVar("R", bound=tuple[Any, ...])
 
 
@@ -108,10 +116,15 @@ def write(path: Path, dump: Dump) -> int:
 def read(path: Path) -> Dump:
     """Error: CommandError when it is no dump, or not one that this version can read."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        if data.startswith(_GZIP):  # as it is sent from one machine to another
+            data = gzip.decompress(data)
+        document = json.loads(data.decode(), parse_constant=_no_number)
+    except gzip.BadGzipFile as error:
+        raise CommandError(f"{path} is no dump, or only a part of one: {error}") from error
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, EOFError, zlib.error) as error:
         raise CommandError(f"{path} is no dump, or only a part of one: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get(_MARK), int):
         raise CommandError(f"{path} is no dump: `attnix dump FILE` makes one")
@@ -122,6 +135,10 @@ def read(path: Path) -> Dump:
         return Dump(str(document["at"]), server, tuple(_answer(each) for each in document["calls"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CommandError(f"{path} is damaged: {error}") from error
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def _answer_json(answer: Answer) -> dict[str, Any]:
@@ -139,7 +156,23 @@ def _answer(said: dict[str, Any]) -> Answer:
     if "error" in said:
         errno, detail = said["error"]
         return Answer(call.name, args, (), (int(errno), dict(detail)))
-    return Answer(call.name, args, build(call.result, _packed(said["result"])))
+    result = build(call.result, _packed(said["result"]))
+    if not _fits(result):
+        raise ValueError(f"an answer of {call.name} has columns that do not fit together")
+    return Answer(call.name, args, result)
+
+
+def _fits(result: Any) -> bool:
+    """Packed arrays as a system sends them: whoever reads them counts on it."""
+    match result:
+        case PagemapResult():
+            blocks = len(result.flags)
+            wide = (result.frames, result.shifts, result.sharers, result.hits)
+            counted = all(len(column) == 4 * blocks for column in wide) and len(result.counts) == 2 * blocks
+            return counted and len(result.ages) % 4 == 0 and result.block_tokens > 0
+        case ReadResult():
+            return len(result.tokens) % 4 == 0 and len(result.ends) in (0, len(result.tokens))
+    return True
 
 
 def _plain(value: Any) -> Any:
@@ -167,6 +200,10 @@ class SavedSystem(SyncPlainCalls):
         self.at: Final = dump.at
         self.server: Final = dump.server
         self._answers: Final = {(answer.call, tuple(trimmed(answer.args))): answer for answer in dump.answers}
+
+    def has(self, name: str, args: Record) -> bool:
+        """Whether exactly that was asked then."""
+        return (name, tuple(trimmed(args))) in self._answers
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +258,8 @@ class SavedSystem(SyncPlainCalls):
                 return ExplainResult(
                     tuple(r for r in rows_ if block < 0 or r.block <= block < r.block + max(1, r.blocks))
                 )
+        if name in _LOOKS and not (isinstance(args, SysctlArgs) and args.value is not None):
+            raise CommandError(f"{self.path} has no answer of {name}: another version of attnix took it")
         raise CommandError(f"{name} needs a running system: {self.path} is a dump, which is only looked at")
 
     def _absent(self, name: str, message: str) -> Record:

@@ -9,6 +9,12 @@ class CommandError(Exception):
     exit_status: int = 1
 
 
+class WrongUsage(CommandError):
+    """The command line is none."""
+
+    exit_status = 2
+
+
 class Interrupted(CommandError):
     """Ctrl-C ended it before it was done."""
 

@@ -5,12 +5,13 @@ Exit status: 0 done, 1 the system said no (or is not there), 2 the command line 
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TextIO, TypeAlias
 
 import typer
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
@@ -23,7 +24,7 @@ from attnix.syscalls.exceptions import ConnectionLost
 from attnix.syscalls.types import E
 
 from .dumpfile import SavedSystem
-from .errors import CommandError, Interrupted
+from .errors import CommandError, Interrupted, WrongUsage
 from .visible import in_json, visible
 
 SocketOption: TypeAlias = Annotated[
@@ -47,6 +48,8 @@ _PACKED: Final = {  # one letter of `array` each
     "ends": "i",
 }
 _PIPE_COLUMNS: Final = 10_000  # a pipe has no edge: nothing is cut off or broken into lines for it
+PATIENCE_S: Final = 60.0  # longer than a daemon that lives takes to answer what only looks
+_LEAST_TEXT: Final = 12  # columns that a table leaves a text, however narrow the terminal is
 
 System: TypeAlias = Client | SavedSystem  # what a command that only looks may look at
 
@@ -57,8 +60,11 @@ def call_system(socket: str, name: str) -> Client:
 
 
 def look_at(socket: str, name: str, source: str) -> System:
-    """The same for a command that only looks, or the dump that --from names.  Error: CommandError when that is no dump."""
-    return SavedSystem(Path(source)) if source else call_system(socket, name)
+    """The same for a command that only looks, which a daemon answers at once if it answers at all; or the dump that --from
+    names.  Error: CommandError when that is no dump."""
+    if source:
+        return SavedSystem(Path(source))
+    return connect(socket or None, name=f"attnix {name}", timeout=PATIENCE_S)
 
 
 def plain(value: Any, field: str = "") -> Any:
@@ -77,9 +83,15 @@ def plain(value: Any, field: str = "") -> Any:
     return value
 
 
+def is_utf8(stream: TextIO) -> bool:
+    """Whether it takes every character."""
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name == "utf-8"
+
+
 def print_json(value: Any) -> None:
     """One document, one line feed; records are allowed inside."""
-    document = json.dumps(plain(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    indent = 2 if sys.stdout.isatty() else None
+    document = json.dumps(plain(value), ensure_ascii=not is_utf8(sys.stdout), indent=indent)
     sys.stdout.write(f"{in_json(document)}\n")
     sys.stdout.flush()
 
@@ -98,8 +110,9 @@ def console(stderr: bool = False) -> Console:
 def show(what: RenderableType, to: Console | None = None) -> None:
     """Print a table or a line, without the blanks that pad a table's last column."""
     to = to or console()
+    columns = _fitted(what, to) if isinstance(what, Table) and to.is_terminal else None
     with to.capture() as captured:
-        to.print(_Visible(what), soft_wrap=isinstance(what, str | Text))
+        to.print(_Visible(what, columns), soft_wrap=isinstance(what, str | Text), crop=columns is None)
     to.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))
     to.file.flush()
 
@@ -107,12 +120,42 @@ def show(what: RenderableType, to: Console | None = None) -> None:
 class _Visible:
     """Whatever is printed, with what would steer the terminal shown: of the text, since the colours are ours."""
 
-    def __init__(self, what: RenderableType) -> None:
+    def __init__(self, what: RenderableType, columns: int | None = None) -> None:
         self._what = what
+        self._columns = columns  # the width, where it is not the terminal's
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._columns is not None:
+            options = options.update(width=self._columns)
         for text, style, control in console.render(self._what, options):
             yield Segment(visible(text), style, control)
+
+
+def _fitted(made: Table, to: Console) -> int:
+    """Give every column its width on this terminal; what all take, which may be more than it has: it breaks the lines then.
+
+    A part of a number is another number, so those are whole.  The space between gives way first, then what may wrap, then texts.
+    """
+    widths = [max(to.measure(cell).maximum for cell in (each.header, *each.cells)) for each in made.columns]
+    gap = made.padding[1]
+    over = sum(widths) + gap * (len(widths) - 1) - to.width
+    if over > 0 and gap > 1:
+        made.padding = (0, 1, 0, 0)
+        over, gap = over - (gap - 1) * (len(widths) - 1), 1
+    over = _narrowed(made, widths, over, wrapped=True)
+    _narrowed(made, widths, over, wrapped=False)
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+    return max(to.width, sum(widths) + gap * len(widths))
+
+
+def _narrowed(made: Table, widths: list[int], over: int, *, wrapped: bool) -> int:
+    """Take what is too much from the widest texts; what is left of it."""
+    texts = [i for i, each in enumerate(made.columns) if each.justify == "left" and each.no_wrap != wrapped]
+    while over > 0 and (wide := [i for i in texts if widths[i] > _LEAST_TEXT]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+        over -= 1
+    return over
 
 
 def table(*columns: str) -> Table:
@@ -120,7 +163,10 @@ def table(*columns: str) -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         justify: JustifyMethod = "right" if column.startswith(">") else "left"
-        made.add_column(column.lstrip(">~"), justify=justify, no_wrap=not column.startswith("~"))
+        wraps = column.startswith("~")
+        made.add_column(
+            column.lstrip(">~"), justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis"
+        )
     return made
 
 
@@ -149,7 +195,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
         }
     if isinstance(error, ConnectionLost):
         return {"kind": "connection", "message": str(error), "detail": dict(error.detail)}
-    return {"kind": "command", "message": str(error)}
+    return {"kind": "usage" if isinstance(error, WrongUsage) else "command", "message": str(error)}
 
 
 def cid_number(text: str | int) -> int:
@@ -177,6 +223,7 @@ __all__ = [
     "cid_number",
     "console",
     "describe_error",
+    "is_utf8",
     "look_at",
     "plain",
     "print_json",

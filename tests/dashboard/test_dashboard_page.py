@@ -107,6 +107,13 @@ def test_it_fits_a_laptop_and_asks_nobody_else(page: Chrome, served: Served) -> 
         for entry in page.get_log("browser")  # type: ignore[no-untyped-call]
         if entry["level"] == "SEVERE"
     ] == []
+    wide = """
+        const rows = document.querySelector("#process-rows"), table = rows.closest("table");
+        for (const state of rows.querySelectorAll(".state")) state.textContent = "search_the_documents 120 s";
+        return [table.scrollWidth, table.parentElement.clientWidth]
+    """
+    needed, there = page.execute_script(wide)
+    assert needed <= there, "a tool of a long name hides what each was doing"
 
 
 def test_a_click_on_a_block_explains_it_and_escape_ends_that(page: Chrome) -> None:

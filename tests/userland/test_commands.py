@@ -6,7 +6,10 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from attnix.syscalls import connect
-from attnix.userland import cli
+from attnix.userland import cli, output
 from attnix.userland.commands import kill
 
 from .conftest import COMMAND, Attnix, Serve, serving
@@ -181,15 +184,31 @@ def test_without_a_daemon_it_says_what_to_do(nobody: str, attnix: Attnix, comman
     assert "attnix boot" in said.err
 
 
+@pytest.mark.parametrize(("command", "status"), [("ps", 1), ("doctor", 3)])
+def test_a_daemon_that_hangs_is_not_waited_for_for_ever(
+    nobody: str, attnix: Attnix, monkeypatch: pytest.MonkeyPatch, command: str, status: int
+) -> None:
+    monkeypatch.setattr(output, "PATIENCE_S", 0.01)
+    Path(nobody).parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(nobody)
+        hung.listen()
+        said = attnix(command)
+    assert said.status == status and "the daemon did not answer in time" in said.err
+
+
 def test_without_a_daemon_json_says_it_too(nobody: str, attnix: Attnix) -> None:
     said = attnix("ps", "--json")
     assert said.status == 1
     assert said.json["error"]["kind"] == "connection"
 
 
-@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill 0", "kill -s HUP 3", "trace -o F 0", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0"])  # fmt: skip
+@pytest.mark.parametrize("line", ["nonsense", "ps --nonsense", "stat", "stat abc", "kill", "kill 0", "kill -s HUP 3", "trace -o F 0", "run", "run --tokens 1,x", "run --raw --tokens 1", "run --raw --system s x", "sysctl =3", "boot --json", "prefetch", "prefetch 0", "pin 0", "attach-tier nvme big", "attach-tier nvme 1GiB path", "study nothing", "run x -t -1", "run x -t nan", "run x --top-p 2", "run x -n -1", "run x --seed -1", "batch IN OUT -t 101", "batch IN OUT --stop=", "chat --top-p 0", "serve --port -1", "serve --port 65536", "serve --time-limit -5", "serve --time-limit nan", "serve --parked inf", "serve --max-parked -1", "serve --max-body 0", "vmstat inf", "top --once -i inf", "boot -d --wait inf", "ps --from="])  # fmt: skip
 def test_wrong_usage_is_status_2(nobody: str, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == 2
+    said = attnix(*line.split(), "--json")
+    assert said.status == 2 and said.json["error"]["kind"] == "usage"
+    assert said.json["error"]["message"] in said.err
 
 
 @pytest.mark.parametrize(("line", "errno"), [("stat 999", "ENOENT"), ("pmap 999", "ENOENT"), ("kill 999", "ENOENT"), ("sysctl none", "ENOENT"), ("sysctl sched.step_tokens=0", "EINVAL"), ("ps -p 999", "ENOENT")])  # fmt: skip
@@ -366,3 +385,29 @@ def test_output_that_goes_nowhere_is_no_traceback() -> None:
     assert (said.returncode, said.stderr) == (1, "attnix: the output cannot be written: No space left on device\n")
     closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_who_reads_no_more_costs_no_descriptor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The shell runs many commands in one process."""
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        before = os.listdir("/proc/self/fd")
+        cli._stop_writing()
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_ctrl_c_while_commands_are_loaded_is_no_traceback() -> None:
+    script = """
+import os, signal, sys
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "attnix.userland.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Pressed())
+from attnix.userland.start import main
+main()
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (said.returncode, said.stdout, said.stderr) == (-signal.SIGINT, "", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnix.study_doctor import Row, Service, run, treated
-from attnix.syscalls import connect
+from attnix.syscalls import Client, connect
 from attnix.userland.doctor.finding import Finding
 
 from .conftest import Attnix, Serve
@@ -57,11 +57,14 @@ def test_a_dump_tells_what_was_wrong_when_the_system_is_gone(attnix: Attnix, ser
     said = attnix("doctor", "--json", "--from", whole)
     assert (said.status, said.err) == (1, "")
     assert [finding["name"] for finding in said.json["findings"]] == ["heads", "eta"]
+    assert said.json["unseen"] == []
     assert said.json["findings"] == live.json["findings"]
     common = " ".join(map(str, b"[request 000"))  # a token is a byte
     assert attnix("doctor", "--from", whole).out.count(f": {common} »") == 2, "the two heads, side by side"
     said = attnix("doctor", "--json", "--from", bare)
     assert (said.status, [finding["name"] for finding in said.json["findings"]]) == (1, ["eta"])
+    assert "without `attnix dump --text`" in said.json["unseen"][0]
+    assert attnix("doctor", "--from", bare).out.splitlines()[-1].startswith("not looked at: this dump")
 
 
 def test_the_same_with_the_id_at_the_end_is_healthy(attnix: Attnix, serve: Serve) -> None:
@@ -70,6 +73,16 @@ def test_the_same_with_the_id_at_the_end_is_healthy(attnix: Attnix, serve: Serve
     said = attnix("doctor", "--json")
     assert (said.status, said.json["findings"], said.json["healthy"]) == (0, [], True)
     assert "nothing is wrong" in attnix("doctor").out
+
+
+def test_what_only_the_daemons_user_may_see_is_not_called_healthy(
+    attnix: Attnix, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(frames=16)
+    health = Client.health
+    monkeypatch.setattr(Client, "health", lambda system, *args: health(system, *args)._replace(samples=()))
+    said = attnix("doctor")
+    assert said.status == 0 and "not looked at: what the machine did" in said.out
 
 
 def test_without_a_daemon_it_could_not_look(attnix: Attnix, nobody: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -259,7 +260,7 @@ def test_a_dump_without_text(looked_at: Held, attnix: Attnix, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no dump"), ("[1, 2]", "no dump"), ('{"a": 1}', "no dump"), ('{"attnix_dump": 2}', "version 2"),
+        ("", "no dump"), ("[1, 2]", "no dump"), ('{"attnix_dump": NaN}', "no dump"), ('{"a": 1}', "no dump"), ('{"attnix_dump": 2}', "version 2"),
         ('{"attnix_dump": 1, "at": "x"}', "damaged"), ('{"attnix_dump": 1, "at": "x", "server": [1], "calls": []}', "damaged"),
         ('{"attnix_dump": 1, "at": "", "server": ["a", 4, 1, 1], "calls": [{"call": "no", "args": []}]}', "damaged"),
     ],
@@ -277,6 +278,50 @@ def test_half_a_dump_is_none(attnix: Attnix, dumped: Path, tmp_path: Path) -> No
     assert "only a part of one" in attnix("ps", "--from", str(torn)).err
     assert "No such file" in attnix("ps", "--from", str(tmp_path / "none")).err
     assert attnix("dump", str(tmp_path / "no" / "where"), "--socket", "").status == 1
+
+
+@pytest.mark.parametrize("line", ["pmap", "ps --json"])
+def test_a_terminal_of_fewer_letters(dumped: Path, line: str) -> None:
+    """As in a locale of ISO 8859-1: what it has no letter for is `?`, in JSON its escape."""
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [*COMMAND, *line.split(), "--from"]
+    text = dumped.read_text().replace('"holder"', '"\u65e5\u672c"')
+    source = dumped.with_name("unicode.json")
+    source.write_text(text)
+    said = subprocess.run([*words, str(source)], capture_output=True, text=True, env=environment)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert (
+        "2?9+ shared" in said.stdout if line == "pmap" else "\u65e5" in json.loads(said.stdout)["processes"][0]["name"]
+    )
+
+
+def test_a_dump_as_it_is_sent(attnix: Attnix, dumped: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "all.json.gz"
+    data = gzip.compress(dumped.read_bytes())
+    packed.write_bytes(data)
+    assert attnix("ps", "--from", str(packed)).out == attnix("ps", "--from", str(dumped)).out
+    for torn in (data[:-100], data[:100] + b"?" + data[101:]):
+        packed.write_bytes(torn)
+        said = attnix("ps", "--from", str(packed))
+        assert said.status == 1 and "is no dump, or only a part of one" in said.err
+
+
+@pytest.mark.parametrize(("call", "column"), [("pagemap", 4), ("pagemap", 11), ("read", 2), ("read", 4)])
+def test_a_dump_whose_columns_do_not_fit_is_damaged(attnix: Attnix, dumped: Path, call: str, column: int) -> None:
+    document = json.loads(dumped.read_text())
+    for answer in document["calls"]:
+        if answer["call"] == call:
+            answer["result"][column] = {"b64": "AAAA"}
+    damaged = dumped.with_name("damaged.json")
+    damaged.write_text(json.dumps(document))
+    said = attnix("pmap", "--from", str(damaged))
+    assert said.status == 1 and f"damaged: an answer of {call}" in said.err
+
+
+def test_a_dump_of_an_older_system_says_so(attnix: Attnix) -> None:
+    """This one was taken before there was the call `health`."""
+    said = attnix("doctor", "--from", str(Path(__file__).resolve().parents[1] / "golden" / "dumps" / "agents.json"))
+    assert said.status == 3 and "no answer of health: another version" in said.err
 
 
 def test_a_dump_goes_into_a_pipe_and_replaces_no_link(looked_at: Held, attnix: Attnix, tmp_path: Path) -> None:
@@ -341,15 +386,28 @@ def test_new_documents_have_their_shapes(looked_at: Held, attnix: Attnix) -> Non
 
 
 STATUSES = {
-    "ps": 0, "lsctx -p 999": 1, "cat 999": 1, "cat": 2, "cat 0": 2, "tree -p x": 2, "df --nonsense": 2, "top --sort colour --once": 2,
+    "ps": 0, "lsctx -p 999": 1, "cat 999": 1, "cat": 2, "cat 0": 2, "tree -p x": 2, "tree -p 999": 1, "trace -o /dev/null 999": 1, "kill 0": 2, "df --nonsense": 2, "top --sort colour --once": 2,
     "top -i 0": 2, "vmstat -1": 2, "vmstat 0.01 2": 0, "strace 0": 2, "strace 999": 1, "nice 999": 1, "nice 999 5": 1, "nice 1 99": 2,
-    "nice x": 2, "dump": 2, "help nothing": 2, "help ps": 0, "help fork": 0, "help": 0, "sh -c nonsense": 2, "sh -c fsck": 0, "dmesg": 0,
+    "nice x": 2, "dump": 2, "help nothing": 2, "help ps": 0, "help group ls": 0, "help group x": 2, "help ps ls": 2,  "help fork": 0, "help": 0, "sh -c nonsense": 2, "sh -c fsck": 0, "dmesg": 0,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("line", STATUSES)
 def test_exit_statuses(looked_at: Held, attnix: Attnix, line: str) -> None:
     assert attnix(*line.split()).status == STATUSES[line]
+
+
+def test_a_context_that_has_ended_is_explained(serve: Serve, attnix: Attnix) -> None:
+    with connect(serve(), name="holder") as system:
+        with system.alloc_context() as context:
+            context.append(tokens=range(10))
+            context.forward(1)
+            context.wait_tool("search", eta=60.0)
+        cid = str(context.cid)
+        said = attnix("explain", cid)
+        assert said.status == 0 and f"wait hbm0 cid {cid}" in said.out
+        assert {row["cid"] for row in attnix("explain", cid, "--json").json["rows"]} == {context.cid}
+        assert "no context 999" in attnix("explain", "999").err
 
 
 def test_nice_changes_what_it_says(serve: Serve, attnix: Attnix) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.completion import CompleteEvent, Completion
 from prompt_toolkit.document import Document
 
 from attnix.syscalls import connect
@@ -54,6 +54,11 @@ def test_nothing_goes_to_the_background() -> None:
         ("stat '1 | 2'", Line(("stat", "1 | 2"), "")),
         ('run "a > b" >> "c d"', Line(("run", "a > b"), '>> "c d"')),
         ("run a\\|b", Line(("run", "a|b"), "")),
+        ("kill 7 2>/dev/null", Line(("kill", "7"), "2>/dev/null")),  # 2 is no process to end
+        ("kill 7 2 > f", Line(("kill", "7", "2"), "> f")),
+        ("pmap 2>&1 | wc", Line(("pmap",), "2>&1 | wc")),
+        ("run a2>f", Line(("run", "a2"), ">f")),
+        ("stat 12|wc", Line(("stat", "12"), "|wc")),
         ("", Line((), "")),
     ],
 )
@@ -77,14 +82,22 @@ def test_an_open_quote_is_said_to_be_one() -> None:
         ("kill -s KILL ", "", ("pid",), ""),
         ("pmap ", "", ("cid",), ""),
         ("pmap 3 ", "", (), ""),
-        ("snapshot morning ", "", ("cid",), ""),
+        ("snapshot morning ", "", ("cid", "name"), ""),
         ("sysctl evict.", "evict.", ("sysctl",), ""),
         ("group ", "", (), "set"),
         ("group set uid:1 ", "", ("resource",), ""),
         ("demote 3 --tier ", "", ("tier",), ""),
         ("ps --", "--", (), "--contexts"),
         ("ps --from /tm", "/tm", ("file",), ""),
-        ("help st", "st", ("command",), ""),
+        ("help st", "st", ("manual",), ""),
+        ("help group l", "l", ("manual",), ""),
+        ("detach-tier ", "", ("device",), ""),
+        ("trace -o t.json 3 ", "", ("pid",), ""),
+        ("group ls ", "", ("group",), ""),
+        ("pin ", "", ("cid", "name"), ""),
+        ("unlink ", "", ("name",), ""),
+        ("attnix kill ", "", ("pid",), ""),
+        ("dump a\\ ", "a ", ("file",), ""),
         ("nonsense ", "", (), ""),
     ],
 )
@@ -100,10 +113,13 @@ def test_nothing_is_suggested_behind_an_operator_nor_inside_quotes() -> None:
     assert list(matching("b", [("a", ""), ("b1", "x"), ("b1", "again"), ("b0", "")])) == [("b1", "x"), ("b0", "")]
 
 
-def suggested(socket: str, text: str) -> dict[str, str]:
+def completions(socket: str, text: str) -> list[Completion]:
     completer = ShellCompleter(COMMANDS, Values(socket, COMMANDS))
-    found = completer.get_completions(Document(text), CompleteEvent())
-    return {each.text: each.display_meta_text for each in found}
+    return list(completer.get_completions(Document(text), CompleteEvent()))
+
+
+def suggested(socket: str, text: str) -> dict[str, str]:
+    return {each.text: each.display_meta_text for each in completions(socket, text)}
 
 
 def test_completion_asks_the_system(serve: Serve, tmp_path: Path) -> None:
@@ -114,9 +130,18 @@ def test_completion_asks_the_system(serve: Serve, tmp_path: Path) -> None:
         assert suggested(system.path, "cat ") == {str(context.cid): "story, 10 tokens"}
         assert "sched.policy" in suggested(system.path, "sysctl sched.")
         assert set(suggested(system.path, "demote 1 -t ")) == {"hbm"}
-        assert set(suggested(system.path, "group ls ")) <= {f"uid:{os.geteuid()}"}
-    (tmp_path / "a.dump").write_text("")
-    assert set(suggested("", f"ps --from {tmp_path}/a")) == {f"{tmp_path}/a.dump"}
+        assert set(suggested(system.path, "group ls ")) == {f"uid:{os.geteuid()}"}
+        assert set(suggested(system.path, "detach-tier ")) == {"hbm0"}
+        context.publish("two words")
+        assert suggested(system.path, "unlink tw") == {"'two words'": f"cid {context.cid}, 10 tokens"}
+        system.unlink("two words")
+    (tmp_path / "a dump").write_text("")
+    for typed in (f"{tmp_path}/a", f"{tmp_path}/a\\ d"):
+        (found,) = completions("", f"ps --from {typed}")
+        assert (found.text, found.start_position) == (f"'{tmp_path}/a dump'", -len(typed))
+    assert suggested("", "study doc")["doctor"].startswith("A machine with everything wrong")
+    assert suggested("", "ps --long") == {"--long": "Parent, tokens computed and found, and oom score, too."}
+    assert set(suggested("", "help wait_")) == {"wait_tool"}
     assert set(suggested("", "kill -s S")) == {"STOP"}
     assert "vmstat" in suggested("", "v")
 
@@ -138,6 +163,28 @@ def test_joints_look_at_the_status() -> None:
     assert shell.line("fsck || df; free") == 0
     assert shell.line("free || df") == 0
     assert ran == ["free", "fsck", "fsck", "df", "free", "free"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "ran", "status"),
+    [
+        (["free; exit; fsck", "df"], ["free"], 0),
+        (["fsck || quit", "df"], ["fsck"], 1),
+        (["fsck && exit", "free && exit 3", "df"], ["fsck", "free"], 3),
+        (["exit x", "exit 1 2", "exit 256", "free", " exit "], ["free"], 0),
+    ],
+)
+def test_exit_is_a_command(lines: list[str], ran: list[str], status: int) -> None:
+    seen: list[str] = []
+
+    def run(words: list[str]) -> int:
+        seen.append(words[0])
+        return int(words[0] == "fsck")
+
+    shell = Shell(COMMANDS, run)
+    left = iter(lines)
+    shell.hold(lambda: next(left))
+    assert (seen, shell.status) == (ran, status)
 
 
 def test_errors_do_not_end_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +224,17 @@ def test_a_script(serve: Serve, tmp_path: Path) -> None:
     assert said.returncode == 1 and "no process 999" in said.stderr and "no context 999" in said.stderr
     written = (tmp_path / "out.json").read_text().splitlines()
     assert written[0].startswith('{"contexts": [') and written[1].startswith("CID  PID")
+
+
+def test_redirections_of_errors(serve: Serve, tmp_path: Path) -> None:
+    serve()
+    script = f"""
+        stat 98 2> {tmp_path}/err > {tmp_path}/out
+        stat 99 2>&1 | sed 's/.*no/no/'
+    """
+    said = subprocess.run([*COMMAND, "sh"], input=script, capture_output=True, text=True)
+    assert (said.stdout, said.stderr, said.returncode) == ("no context 99 of this user\n", "", 0)
+    assert "no context 98" in (tmp_path / "err").read_text() and (tmp_path / "out").read_text() == ""
 
 
 def test_one_line_from_the_command_line(serve: Serve, attnix: Attnix) -> None:

@@ -70,5 +70,22 @@ async def test_it_shows_sorts_and_acts(serve: Serve) -> None:
             app.refresh_now()
             assert "the daemon" in said(app) or "connection" in said(app)
             assert names(app) == ["holder", "small"], "what was seen last stays"
+            with connect(serve(path=path), name="anew"):
+                app.refresh_now()
+                assert (names(app), said(app)) == (["anew"], ""), "the next daemon is found"
             await pilot.press("q")
         assert app.return_value is None
+
+
+async def test_names_are_no_markup(serve: Serve) -> None:
+    path = serve()
+    with connect(path, name="a [/b] [red]c[/]"), connect(path, name="attnix top") as system:
+        app = TopApp(system, NEVER, "pid")
+        async with app.run_test(size=(80, 24)) as pilot:
+            assert names(app) == ["a [/b] [red]c[/]"]
+            assert [each.data for each in app.query(Sparkline)] == [(0.0, 0.0)] * 3, "nothing is drawn as nothing"
+            await pilot.pause()
+            keys: Any = app.query("FooterKey")
+            shown = {key.description for key in keys if key.region.right <= 80}
+            assert shown >= {"leave", "end", "stop/go on", "nicer", "less", "tok/s", "kv", "pss", "tokens"}
+            await pilot.press("q")

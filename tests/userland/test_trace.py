@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
-from attnix.syscalls import connect
+import pytest
+
+from attnix.syscalls import Client, Context, connect
+from attnix.syscalls.session import Note
 from attnix.syscalls.types import DecisionRow, SampleRow, SyscallNote
 from attnix.userland.perfetto import Span, Traced, document
 
@@ -75,9 +79,9 @@ def test_states_rates_and_decisions() -> None:
 
 
 def test_a_trace_of_a_daemon_has_the_calls_that_were_made(serve: Serve, tmp_path: Path) -> None:
-    socket = serve(frames=64)
+    path = serve(frames=64)
     out = tmp_path / "t.json"
-    with connect(socket, name="worker") as system:
+    with connect(path, name="worker") as system:
         words = ["trace", "-o", str(out), "-s", "60", str(system.server.pid)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
         tracer = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True, env=environment)
@@ -103,3 +107,26 @@ def test_a_file_that_cannot_be_written_is_said(attnix: Attnix, serve: Serve, tmp
     serve(frames=16)
     said = attnix("trace", "-o", str(tmp_path / "no" / "t.json"), "-s", "36000")  # at once, not when it is over
     assert said.status == 1 and "No such file" in said.err
+
+
+@pytest.mark.parametrize("words", [("trace", "-s", "60", "-o"), ("strace", "-c")])
+def test_a_daemon_that_goes_meanwhile(
+    attnix: Attnix, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """What was told until then is there, and why there is no more."""
+    out = tmp_path / "t.json"
+    with connect(serve(frames=16), name="worker") as worker:
+        notice = Client.notice
+        made: list[Context] = []
+
+        def last(system: Client, timeout: float | None = None) -> Note | None:
+            if not made:
+                made.append(worker.alloc_context())
+                system.uname()  # what is told of it has come with the answer
+                system._socket.shutdown(socket.SHUT_RDWR)
+            return notice(system, timeout)
+
+        monkeypatch.setattr(Client, "notice", last)
+        said = attnix(*words, *([str(out)] if words[0] == "trace" else []), str(worker.server.pid))
+    assert said.status == 1 and "attnix: the daemon closed the connection" in said.err
+    assert "alloc_context" in (out.read_text() if words[0] == "trace" else said.out)

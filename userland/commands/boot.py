@@ -79,7 +79,7 @@ def boot(
     ] = False,
     log: Annotated[str, typer.Option(metavar="PATH", help="With --daemon: what it says (default: SOCKET.log).")] = "",
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="With --daemon: how long it may take.")
+        float, typer.Option(metavar="SECONDS", help="With --daemon: how long it may take.", min=0, max=1_000_000)
     ] = _DEFAULT_DEADLINE_S,
     as_json: JsonOption = False,
     socket: SocketOption = "",

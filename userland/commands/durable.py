@@ -14,11 +14,12 @@ from ..output import FromOption, JsonOption, SocketOption, call_system, look_at,
 from ..units import count, size
 
 WHICH: Final = "Its name, or its cid as `attnix names` and `attnix ps -c` show it."
-WhichArgument: TypeAlias = Annotated[str, typer.Argument(metavar="CTX", help=WHICH)]
+LASTING: Final = "Its name, or its cid, as `attnix names` shows them."
+WhichArgument: TypeAlias = Annotated[str, typer.Argument(metavar="CTX", help=LASTING)]
 
 
 def names(
-    prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "",
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only names that begin so.")] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
     source: FromOption = "",
@@ -42,7 +43,7 @@ def name_table(rows: tuple[NameRow, ...]) -> Table:
 
 def publish(
     which: WhichArgument,
-    name: Annotated[str, typer.Argument(help="The name it gets.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name it gets.")],
     replace: Annotated[bool, typer.Option("--replace", help="Take the name from the context that has it.")] = False,
     as_json: JsonOption = False,
     socket: SocketOption = "",
@@ -59,20 +60,20 @@ def publish(
 
 
 def unlink(
-    name: Annotated[str, typer.Argument(help="As `attnix names` shows it.")],
+    published: Annotated[str, typer.Argument(metavar="NAME", help="As `attnix names` shows it.")],
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:
     """Take a name away; its context goes when nobody holds it."""
     with call_system(socket, "unlink") as system:
-        system.unlink(name)
+        system.unlink(published)
     if as_json:
-        print_json({"unlinked": name})
+        print_json({"unlinked": published})
 
 
 def snapshot(
-    name: Annotated[str, typer.Argument(help="Of the snapshot.")],
-    which: Annotated[list[str], typer.Argument(metavar="CTX...", help=WHICH)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the snapshot.")],
+    which: Annotated[list[str], typer.Argument(metavar="CTX...", help=LASTING)],
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:
@@ -89,7 +90,7 @@ def snapshot(
 
 
 def restore(
-    name: Annotated[str, typer.Argument(help="Of the snapshot.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the snapshot.")],
     as_name: Annotated[
         str, typer.Option("--as", metavar="NAME", help="Publish them as NAME, or NAME.0, NAME.1, ... when several.")
     ] = "",

@@ -12,8 +12,8 @@ from ..units import parse_size
 
 
 def attach_tier(
-    kind: Annotated[str, typer.Argument(help="nvme, remote or sim.")],
-    size: Annotated[str, typer.Argument(help="How much it may hold: 4GiB.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="nvme, remote or sim.")],
+    size: Annotated[str, typer.Argument(metavar="SIZE", help="How much it may hold: 4GiB.")],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="For its driver: path=FILE, url=redis://...")
     ] = None,
@@ -31,7 +31,7 @@ def attach_tier(
 
 
 def detach_tier(
-    device: Annotated[str, typer.Argument(help="As `attnix tiers` shows it: nvme0.")],
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="As `attnix tiers` shows it: nvme0.")],
     as_json: JsonOption = False,
     socket: SocketOption = "",
 ) -> None:

@@ -64,8 +64,9 @@ def cat(
         for part in parts:
             show(" ".join(map(str, ids[part.block.start : part.block.start + part.block.tokens])))
     elif sys.stdout.isatty():
-        show(coloured(parts), console())
-        show(legend(), console())
+        to = console()
+        show(coloured(parts), to)
+        show(legend(colours=to.color_system is not None and not to.no_color), to)
     else:
         sys.stdout.write(visible("".join(part.text for part in parts)))
         sys.stdout.flush()
@@ -97,7 +98,10 @@ def coloured(parts: Sequence[Part]) -> Text:
     return made
 
 
-def legend() -> Text:
+def legend(*, colours: bool = True) -> Text:
+    """colours: whether the terminal has any, and NO_COLOR is not set."""
+    if not colours:
+        return Text("without colours only `attnix pmap` tells what is where  ").append(*_LEGEND[-1])
     return Text("  ").join(Text(text, style) for text, style in _LEGEND)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -12,12 +13,14 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from attnix.syscalls import AttnixError, connect
+from attnix.syscalls.abi import BY_NAME
 
 from .words import matching, wanted
 
 _FRESH_S: Final = 1.0  # answers are used again for so long: a key stroke is no reason to ask anew
 _PATIENCE_S: Final = 0.5  # longer than this nobody waits for a suggestion
 _SIGNALS: Final = (("TERM", "end it"), ("KILL", "end it"), ("STOP", "take it off the device"), ("CONT", "go on"))
+_CALLS: Final = tuple((name, f"system call {call.number}") for name, call in sorted(BY_NAME.items()))
 _RESOURCES: Final = ("hbm", "dram", "nvme", "contexts", "tokens_s", "weight")
 
 Pairs = Iterable[tuple[str, str]]
@@ -36,6 +39,7 @@ class Values:
             "cid": lambda s: (
                 (str(c.cid), f"{r.name}, {c.tokens} tokens") for r in s.ps().processes for c in r.contexts
             ),
+            "name": lambda s: ((r.name, f"cid {r.cid}, {r.tokens} tokens") for r in s.names().rows if r.name),
             "sysctl": lambda s: ((r.name, r.meaning) for r in s.sysctl().rows),
             "group": lambda s: ((r.name, f"{r.processes} processes") for r in s.groups().rows),
             "tier": lambda s: ((r.tier, r.device) for r in s.tiers().tiers),
@@ -47,8 +51,8 @@ class Values:
             return _SIGNALS
         if kind == "resource":
             return [(name, "") for name in _RESOURCES]
-        if kind == "command":
-            return [(name, "") for name in sorted(self._commands)]
+        if kind == "manual":
+            return [*((name, _about(self._commands[name])) for name in sorted(self._commands)), *_CALLS]
         if kind == "file":
             return [(path + "/" * os.path.isdir(path), "") for path in sorted(glob.glob(glob.escape(typed) + "*"))]
         return self._asked(kind)
@@ -77,12 +81,20 @@ class ShellCompleter(Completer):
         place = wanted(document.text_before_cursor, self._commands)
         if place is None:
             return
-        found = [(name, _about(self._commands.get(name))) for name in place.names]
+        found = [(name, _about(place.names[name])) for name in sorted(place.names)]
         for kind in place.kinds:
             found += self._values.of(kind, place.typed)
         for text, meaning in matching(place.typed, found):
-            yield Completion(text, start_position=-len(place.typed), display_meta=meaning)
+            yield Completion(_quoted(text), start_position=-place.columns, display=text, display_meta=meaning)
 
 
-def _about(command: Any) -> str:
-    return "" if command is None else str(command.get_short_help_str(60))
+def _about(known: Any) -> str:
+    """Of a command or an option."""
+    if hasattr(known, "get_short_help_str"):
+        return str(known.get_short_help_str(60))
+    return str(getattr(known, "help", None) or "")
+
+
+def _quoted(text: str) -> str:
+    """As it has to stand in a line to be that one word."""
+    return shlex.quote(text)

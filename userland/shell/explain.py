@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from attnix.syscalls.types import DecisionRow
+from attnix.syscalls.exceptions import AccessDenied, NotFound
+from attnix.syscalls.types import DecisionRow, ExplainResult
 
-from ..output import FromOption, JsonOption, SocketOption, cid_number, look_at, print_json, show
+from ..output import FromOption, JsonOption, SocketOption, System, cid_number, look_at, print_json, show
 
 
 def explain(
@@ -22,10 +23,13 @@ def explain(
 ) -> None:
     """Tell the kernel's decisions about a context or a block, oldest first, with the numbers that decided.
 
-    Without either, the latest of all that this uid may see.
+    Without either the latest of all, which the daemon's own user may see: so may it those about a context that has ended.
     """
     with look_at(socket, "explain", source) as system:
-        found = system.explain(0, cid, block)
+        try:
+            found = system.explain(0, cid, block)
+        except NotFound as gone:
+            found = _of_the_gone(system, cid, gone)
     if as_json:
         print_json(found)
         return
@@ -33,6 +37,18 @@ def explain(
         show(line(row))
     if not found.rows:
         show("no decision is remembered (the ring holds the latest ones only)")
+
+
+def _of_the_gone(system: System, cid: int, gone: NotFound) -> ExplainResult:
+    """A context that has ended is what people ask about: its decisions are remembered among those about all.
+    Error: `gone`, when there are none, or they are not for this user."""
+    try:
+        rows = tuple(row for row in system.explain().rows if row.cid == cid)
+    except AccessDenied:
+        rows = ()
+    if not rows:
+        raise gone
+    return ExplainResult(rows)
 
 
 def line(row: DecisionRow) -> str:

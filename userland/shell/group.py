@@ -22,7 +22,9 @@ _KEEP: Final = -1  # setlimit: leave it as it is
 
 @group.command("ls")
 def ls(
-    name: Annotated[str, typer.Argument(help="One group, uid:N or uid:N/NAME; otherwise all that you may see.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[GROUP]", help="One group, uid:N or uid:N/NAME; otherwise all that you may see.")
+    ] = "",
     as_json: JsonOption = False,
     socket: SocketOption = "",
     source: FromOption = "",

@@ -26,16 +26,23 @@ CALLS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def help_(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="[NAME]", help="A command or a system call.")] = "",
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="A command (`group ls` is one, too) or a system call."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a command does and which system calls it makes; of a system call its manual.  Without NAME list both."""
     root = context.find_root()
     commands: dict[str, Any] = getattr(root.command, "commands", {})
+    *groups, last = names or [""]
+    for name in groups:
+        commands = getattr(commands.get(name), "commands", {})
+    what = " ".join([*groups, last])
     if not what:
         _list(commands, as_json)
         return
-    command, call = commands.get(what), BY_NAME.get(what.replace("-", "_"))
+    command, call = commands.get(last), BY_NAME.get(what.replace("-", "_"))
     if command is None and call is None:
         raise typer.BadParameter(f"there is neither a command nor a system call {what!r}: `attnix help` lists both")
     made = [BY_NAME[name] for name in CALLS.get(what, (call.name,) if call else ())]

@@ -75,7 +75,7 @@ def print_page_table(to: Console, seen: PagemapResult, devices: Sequence[str], f
     """A line per run of blocks that are alike, or per block.  devices: their names, by number."""
     show(f"cid {seen.cid} on {seen.device}: {count(seen.tokens)} tokens in blocks of {seen.block_tokens}", to)
     blocks = blocks_of(seen)
-    made = table(">BLOCK", ">TOKENS", "TIER", ">FRAME", ">SHIFT", ">SHARERS", "FLAGS", ">HITS", ">AGE", "COPIES")
+    made = table(">BLOCK", ">TOKENS", "TIER", ">FRAME", ">SHIFT", ">SHARERS", "FLAGS", ">HITS", ">AGE", "~COPIES")
     for run in runs(blocks) if folded else (run for block in blocks for run in runs([block])):
         made.add_row(*_cells(run, seen.device, devices), style="yellow" if run.first.sharers > 1 else "")
     show(made, to)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ _OWN_PROCESS: Final = frozenset({
     "agent", "batch", "bench", "boot", "chat", "demo", "pull", "replay", "run", "serve", "sh", "shutdown", "study", "top",
 })  # fmt: skip
 _BYE: Final = ("exit", "quit")
+_ENTRY: Final = (sys.executable, "-m", "attnix.userland.cli")
+_OTHER_STREAMS: Final = re.compile(r"[0-9]>|<|>&")  # what a redirection says of more than standard output
 
 Run: TypeAlias = Callable[[list[str]], int]
 Ask: TypeAlias = Callable[[], str]  # the next line; EOFError at the end, KeyboardInterrupt for Ctrl-C
@@ -59,12 +62,13 @@ def sh(
 
 
 class Shell:
-    """One line after the other, whatever they do.  status: of the last command."""
+    """One line after the other, whatever they do.  status: of the last command.  left: it was told to exit."""
 
     def __init__(self, commands: Mapping[str, Any], run: Run | None = None) -> None:
         self._commands = commands
         self._run = run or _entry
         self.status = 0
+        self.left = False
 
     def hold(self, ask: Ask) -> None:
         """Until the input ends or says exit."""
@@ -75,9 +79,9 @@ class Shell:
                 return
             except KeyboardInterrupt:  # at the prompt: only what was typed is gone
                 continue
-            if line.strip() in _BYE:
-                return
             self.line(line)
+            if self.left:
+                return
 
     def line(self, text: str) -> int:
         """Run a line; its exit status."""
@@ -89,6 +93,8 @@ class Shell:
                     if statement and not (joint == "&&" and self.status) and not (joint == "||" and not self.status):
                         own = not statement.startswith("!")
                         self.status = self._attnix(split(statement)) if own else _system(statement[1:])
+                    if self.left:
+                        break
         except ValueError as error:
             self.status = _complain(str(error))
         except KeyboardInterrupt:
@@ -102,13 +108,22 @@ class Shell:
         words = list(line.words)
         if words[0] == "attnix":  # out of habit
             words = words[1:] or ["help"]
+        if words[0] in _BYE and not line.rest:
+            return self._leave(words[1:])
         if words[0] not in self._commands and not words[0].startswith("-"):
             return _complain(f"there is no command {words[0]!r}: `help` lists them, `!{words[0]}` is the system's")
         return self._piped(words, line.rest) if line.rest else self._one(words)
 
+    def _leave(self, words: list[str]) -> int:
+        """`exit`, with the status of the last command, or with one of its own."""
+        if len(words) > 1 or not all(each.isascii() and each.isdecimal() and int(each) < 256 for each in words):
+            return _complain("exit takes a status from 0 to 255, or nothing")
+        self.left = True
+        return int(words[0]) if words else self.status
+
     def _one(self, words: list[str], out: Any = None) -> int:
         if words[0] in _OWN_PROCESS:
-            return _finished(subprocess.Popen([sys.executable, "-m", "attnix.userland.cli", *words], stdout=out))
+            return _finished(subprocess.Popen([*_ENTRY, *words], stdout=out))
         try:
             return self._run(words)
         except Exception as error:  # a bug in a command is not the end of the shell
@@ -119,9 +134,11 @@ class Shell:
         """The status is that of the last command behind the operator, as in any shell; behind a redirection the command's own."""
         if rest[0] == "<":
             return _complain("`<` is for commands that read: !attnix COMMAND < FILE")
+        if _OTHER_STREAMS.search(rest.partition("|")[0]):  # its own, not those of the cat that would stand for it
+            return _finished(subprocess.Popen(["/bin/sh", "-c", f'"$@" {rest}', "attnix", *_ENTRY, *words]))
         with _quiet_interrupts():
             script = rest[1:] if rest[0] == "|" else f"cat {rest}"
-            other = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, text=True)
+            other = subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, text=True, errors="replace")
         assert other.stdin is not None
         own = 0
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated
@@ -10,7 +9,7 @@ from typing import Annotated
 import typer
 
 from attnix.syscalls import Client
-from attnix.syscalls.exceptions import NotFound
+from attnix.syscalls.exceptions import ConnectionLost, NotFound
 from attnix.syscalls.types import E, SyscallNote
 
 from ..output import JsonOption, SocketOption, call_system, console, print_json, show, table
@@ -38,7 +37,7 @@ def strace(
     seen: list[SyscallNote] = []
     with call_system(socket, "strace") as system:
         system.trace(pid)
-        with contextlib.suppress(KeyboardInterrupt):  # that is how it is ended
+        try:
             for note in told(system, pid, calls):
                 if summary:
                     seen.append(note)
@@ -46,6 +45,12 @@ def strace(
                     print_json(note)
                 else:
                     show(line(note))
+        except KeyboardInterrupt:  # that is how it is ended
+            pass
+        except ConnectionLost:
+            if summary:
+                _summarize(seen, as_json)
+            raise
     if summary:
         _summarize(seen, as_json)
 

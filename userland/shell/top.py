@@ -10,6 +10,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 from rich.table import Table
 
+from attnix.syscalls.client import LONGEST_S
 from attnix.syscalls.types import PressureResult, ProcessRow, TierRow
 
 from ..output import FromOption, JsonOption, SocketOption, System, look_at, print_json, show, table
@@ -30,7 +31,9 @@ class Seen(NamedTuple):
 
 
 def top(
-    interval: Annotated[float, typer.Option("--interval", "-i", help="Seconds between two looks.", min=0.1)] = 1.0,
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", help="Seconds between two looks.", min=0.1, max=LONGEST_S)
+    ] = 1.0,
     sort: Annotated[str, typer.Option("--sort", "-s", help=f"By {', '.join(SORTS)}.")] = SORTS[0],
     once: Annotated[bool, typer.Option("--once", help="Print two looks' difference as text and end.")] = False,
     as_json: JsonOption = False,

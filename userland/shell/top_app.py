@@ -6,19 +6,22 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, Label, Sparkline, Static
 
-from attnix.syscalls import AttnixError
-from attnix.syscalls.exceptions import SyscallError
+from attnix.syscalls import AttnixError, Client, connect
+from attnix.syscalls.exceptions import ConnectionLost, SyscallError
 
-from ..output import System
+from ..output import PATIENCE_S, System
+from ..visible import visible
 from .top import COLUMNS, Seen, cells, hit_rates, look, ordered, summary
 
 _KEPT: Final = 120  # looks in a sparkline
 _HITS_OVER: Final = 10  # looks that a hit rate is of: in a single one there may be no prompt
+_NOTHING: Final = (0.0, 0.0)  # of a single number the line is as high as it can be
 _STOP, _CONT, _TERM = 19, 18, 15
 
 
@@ -33,13 +36,14 @@ class TopApp(App[None]):
     #said { height: 1; padding: 0 1; color: $warning; }
     DataTable { height: 1fr; }
     """
+    # As they stand in the last line, of which a narrow terminal shows the beginning.
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, f"sort('{name}')", f"by {name.replace('tokens_s', 'tok/s')}") for key, name in (
+        Binding("q", "quit", "leave"), Binding("x", "end", "end"), Binding("z", "stop", "stop/go on"),
+        Binding("plus,equals_sign", "renice(1)", "nicer"), Binding("minus", "renice(-1)", "less"),
+        *(Binding(key, f"sort('{name}')", name.replace("tokens_s", "tok/s")) for key, name in (
             ("t", "tokens_s"), ("k", "kv"), ("p", "pss"), ("n", "tokens"), ("a", "age"), ("i", "pid"))),
-        Binding("x", "end", "end it"), Binding("z", "stop", "stop/go on"),
-        Binding("plus,equals_sign", "renice(1)", "nicer"), Binding("minus", "renice(-1)", "less nice"),
-        Binding("q", "quit", "leave"),
     ]  # fmt: skip
+    ENABLE_COMMAND_PALETTE = False
 
     def __init__(self, system: System, interval: float, sort: str) -> None:
         super().__init__()
@@ -47,20 +51,21 @@ class TopApp(App[None]):
         self.sort_by = sort
         self.seen: Seen | None = None
         self._system = system
+        self._lost = False
         self._interval = interval
         self._tiers = list(dict.fromkeys(row.tier for row in system.tiers().tiers))
         shown = ("tokens", *(f"hits_{tier}" for tier in self._tiers), "pressure")
-        self._rates: dict[str, deque[float]] = {name: deque([0.0], _KEPT) for name in shown}
+        self._rates: dict[str, deque[float]] = {name: deque(_NOTHING, _KEPT) for name in shown}
         self._counters: deque[Mapping[str, int]] = deque(maxlen=_HITS_OVER + 1)
 
     def compose(self) -> ComposeResult:
-        yield Static(id="summary")
+        yield Static(id="summary", markup=False)
         with Horizontal(id="rates"):
             for name in self._rates:
                 with Vertical(classes="rate"):
-                    yield Label("", id=f"{name}_label")
-                    yield Sparkline([0.0], id=name)
-        yield Label("", id="said")
+                    yield Label("", id=f"{name}_label", markup=False)
+                    yield Sparkline(_NOTHING, id=name)
+        yield Label("", id="said", markup=False)
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Footer()
 
@@ -72,14 +77,24 @@ class TopApp(App[None]):
         self.refresh_now()
         self.set_interval(self._interval, self.refresh_now)
 
+    def on_unmount(self) -> None:
+        if isinstance(self._system, Client):  # which may be one of its own
+            self._system.close()
+
     def refresh_now(self) -> None:
-        """Look again.  A daemon that is gone is said to be, and what was seen last stays."""
+        """Look again.  A daemon that is gone is said to be, and what was seen last stays until there is another."""
         before = self.seen
         try:
+            if self._lost:
+                self._system = connect(self._system.path, name="attnix top", timeout=PATIENCE_S)
             self.seen = look(self._system, before)
         except AttnixError as error:
+            self._lost = isinstance(self._system, Client) and isinstance(error, ConnectionLost)
             self._say(str(error))
             return
+        if self._lost:
+            self._lost = False
+            self._say("")
         self._draw(before)
 
     def _draw(self, before: Seen | None) -> None:
@@ -107,7 +122,8 @@ class TopApp(App[None]):
         chosen = self.chosen()
         processes.clear()
         for row in ordered(seen, self.sort_by):
-            processes.add_row(*cells(row, seen), key=str(row.pid))
+            # Names are anybody's: what is no Text would be taken as markup.
+            processes.add_row(*(Text(visible(cell)) for cell in cells(row, seen)), key=str(row.pid))
         if chosen and any(row.pid == chosen for row in seen.processes):
             processes.move_cursor(row=processes.get_row_index(str(chosen)))
 
@@ -120,7 +136,7 @@ class TopApp(App[None]):
         return int(key or 0)
 
     def _say(self, text: str) -> None:
-        self.query_one("#said", Label).update(text)
+        self.query_one("#said", Label).update(visible(text))
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from attnix.syscalls import AttnixError, Client, SyscallError
+from attnix.syscalls.exceptions import ConnectionLost
 from attnix.syscalls.types import DecisionRow, SampleRow, SyscallNote
 
 from .. import perfetto
@@ -45,17 +46,25 @@ def trace(
             os.close(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
         except OSError as error:  # now, and not after all that has been traced
             raise CommandError(f"{out}: {error.strerror}") from error
+    lost: ConnectionLost | None = None
     with call_system(socket, "trace") as system:
+        runs = system.uname()
+        for pid in pids or ():
+            system.ps(pid)  # a process that is gone, or another's, is no empty trace
         tracer = Tracer(system, frozenset(pids or ()))
         tracer.look()  # whoever is there is traced before anything is said
         with until_interrupted() as going:  # before anybody is told of Ctrl-C
             if not as_json:
                 show(f"tracing for {seconds:g} s; Ctrl-C ends it sooner")
-            tracer.run(seconds, going)
+            try:
+                tracer.run(seconds, going)
+            except ConnectionLost as error:
+                lost = error
         traced = tracer.traced()
-        about = {"system": system.uname().version, "model": system.uname().model}
+        about = {"system": runs.version, "model": runs.model}
     try:
-        out.write_text(json.dumps(perfetto.document(traced, about), ensure_ascii=False, separators=(",", ":")))
+        document = perfetto.document(traced, about)
+        out.write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
     except OSError as error:
         raise CommandError(f"{out}: {error.strerror}") from error
     said = {
@@ -70,6 +79,8 @@ def trace(
             f"{out}: {count(calls)} call{'s' * (calls != 1)} of {processes} process{'es' * (processes != 1)}, "
             f"{size(out.stat().st_size)}"
         )
+    if lost is not None:
+        raise CommandError(f"{lost}; {out} has what was traced until then") from lost
 
 
 @contextlib.contextmanager

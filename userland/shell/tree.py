@@ -36,6 +36,8 @@ def tree(
 ) -> None:
     """Draw the fork tree: every context under the one it was forked from, with the tokens that both map to the same blocks."""
     with look_at(socket, "tree", source) as system:
+        if pid:
+            system.ps(pid)  # one that is gone is no empty tree
         own = system.server.pid
         processes = [row for row in system.ps().processes if row.pid != own]
         roots = forest(system, processes)

@@ -9,6 +9,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
+from attnix.syscalls.client import LONGEST_S
 from attnix.syscalls.types import PressureResult, TierRow
 
 from ..errors import CommandError
@@ -47,7 +48,7 @@ class Rates(NamedTuple):
 
 def vmstat(
     interval: Annotated[
-        float, typer.Argument(metavar="[SECONDS]", help="A line every so often; 0: the counters.", min=0)
+        float, typer.Argument(metavar="[SECONDS]", help="A line every so often; 0: the counters.", min=0, max=LONGEST_S)
     ] = 0,
     lines: Annotated[int, typer.Argument(metavar="[COUNT]", help="So many lines; 0: until Ctrl-C.", min=0)] = 0,
     as_json: JsonOption = False,

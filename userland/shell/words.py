@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-# By the metavar of an argument, or the name of an option: what stands there.
+# By the metavar or the name of an argument, or the name of an option: what stands there.
 KINDS: Final[Mapping[str, str]] = {
-    "PID": "pid", "PID...": "pid", "--pid": "pid", "CTX": "cid", "[CTX]": "cid", "CTX...": "cid", "[NAME[=VALUE]]": "sysctl",
-    "GROUP": "group", "RESOURCE": "resource", "FILE": "file", "--from": "file", "--tier": "tier", "--signal": "signal",
-    "[NAME]": "command", "DEVICE": "device", "--policy": "policy",
+    "PID": "pid", "PID...": "pid", "[PID]...": "pid", "--pid": "pid", "CTX": "cid", "[CTX]": "cid", "CTX...": "cid",
+    "which": "name", "published": "name", "prefix": "name", "[NAME[=VALUE]]": "sysctl", "GROUP": "group", "[GROUP]": "group",
+    "RESOURCE": "resource", "FILE": "file", "--from": "file", "--tier": "tier", "--signal": "signal", "[NAME]...": "manual",
+    "DEVICE": "device",
 }  # fmt: skip
 _REDIRECTS: Final = "|><"
 _JOINTS: Final = (";", "&&", "||")
+_DESCRIPTOR: Final = re.compile(r"(?<!\S)[0-9]+$")  # before an operator: the 2 of `2> f` is no argument
 
 
 class Line(NamedTuple):
@@ -48,6 +51,8 @@ def statements(line: str) -> list[tuple[str, str]]:
 def split(statement: str) -> Line:
     """Error: ValueError when a quote is not closed."""
     at = next((at for at in _bare(statement) if statement[at] in _REDIRECTS), len(statement))
+    if statement[at : at + 1] in (">", "<") and (number := _DESCRIPTOR.search(statement[:at])):
+        at = number.start()
     return Line(tuple(shlex.split(statement[:at])), statement[at:].strip())
 
 
@@ -69,11 +74,17 @@ def _bare(text: str) -> Iterator[int]:
 
 
 class Wanted(NamedTuple):
-    """What may stand where the cursor is.  typed: the part of it that is there."""
+    """What may stand where the cursor is.
+
+    typed   the part of it that is there; as it stands in the line, with quotes and backslashes, that takes `columns`
+    kinds   of values
+    names   commands or options, each with what typer knows of it
+    """
 
     typed: str
-    kinds: tuple[str, ...]  # of values
-    names: tuple[str, ...]  # commands or options
+    kinds: tuple[str, ...]
+    names: Mapping[str, Any]
+    columns: int
 
 
 def wanted(text: str, commands: Mapping[str, Any]) -> Wanted | None:
@@ -85,42 +96,45 @@ def wanted(text: str, commands: Mapping[str, Any]) -> Wanted | None:
         words = shlex.split(text)
     except ValueError:  # inside quotes
         return None
-    typed = "" if not text or text[-1].isspace() else words.pop() if words else ""
+    begun = max((at + 1 for at in _bare(text) if text[at].isspace()), default=0)
+    columns = len(text) - begun
+    typed = words.pop() if columns else ""
+    if words[:1] == ["attnix"]:  # out of habit
+        words = words[1:]
     if not words:
-        return Wanted(typed, (), tuple(sorted([*commands, "exit"])))
+        return Wanted(typed, (), {**commands, "exit": None}, columns)
     command = commands.get(words[0])
-    if command is None:
-        return Wanted(typed, (), ())
     rest = words[1:]
     inner = getattr(command, "commands", None)
     if inner is not None:  # group ls
         if not rest:
-            return Wanted(typed, (), tuple(sorted(inner)))
+            return Wanted(typed, (), inner, columns)
         command, rest = inner.get(rest[0]), rest[1:]
-        if command is None:
-            return Wanted(typed, (), ())
-    return _argument(command, rest, typed)
+    if command is None:
+        return Wanted(typed, (), {}, columns)
+    return Wanted(typed, *_argument(command, rest, typed), columns)
 
 
-def _argument(command: Any, rest: Sequence[str], typed: str) -> Wanted:
+def _argument(command: Any, rest: Sequence[str], typed: str) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Kinds and names."""
     options = {
         name: p for p in command.params if p.param_type_name == "option" for name in (*p.opts, *p.secondary_opts)
     }
     before = options.get(rest[-1]) if rest else None
     if before is not None and not before.is_flag:
-        kinds = {KINDS[name] for name in (*before.opts, str(before.metavar)) if name in KINDS}
-        return Wanted(typed, tuple(kinds), ())
+        return _kinds(*before.opts, before.metavar), {}
     if typed.startswith("-"):
-        return Wanted(typed, (), tuple(sorted([*options, "--help"])))
+        return (), {**options, "--help": None}
     given = _positional(rest, options)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    if not arguments:
-        return Wanted(typed, (), ())
+    if given >= len(arguments) and not (arguments and arguments[-1].nargs == -1):
+        return (), {}
     argument = arguments[min(given, len(arguments) - 1)]
-    if given >= len(arguments) and argument.nargs != -1:
-        return Wanted(typed, (), ())
-    kind = KINDS.get(str(argument.metavar), "")
-    return Wanted(typed, (kind,) if kind else (), ())
+    return _kinds(argument.metavar, argument.name), {}
+
+
+def _kinds(*names: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(KINDS[name] for name in names if name is not None and name in KINDS))
 
 
 def _positional(rest: Sequence[str], options: Mapping[str, Any]) -> int:
@@ -143,6 +157,3 @@ def matching(typed: str, found: Iterable[tuple[str, str]]) -> Iterator[tuple[str
         if text.startswith(typed) and text not in seen:
             seen.add(text)
             yield text, meaning
-
-
-Values = Callable[[str], Iterable[tuple[str, str]]]

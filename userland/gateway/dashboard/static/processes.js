@@ -5,6 +5,7 @@ import { hue, letter } from "./colours.js";
 
 const KEPT_MS = 120000;
 const HEIGHTS = { running: 1, ready: 0.6, tool_wait: 0.4, stopped: 0.25, new: 0.25, zombie: 0.15 };
+const LONGEST = 12; // characters of a tool's name, so that there is room for the time
 const past = new Map(); // pid -> [{state, from, to}], ms of performance.now()
 
 export function remember(rows, now) {
@@ -34,7 +35,8 @@ function waiting(row) {
   const found = row.contexts.filter((context) => context.tool);
   if (!found.length) return row.state.replace("_", " ");
   const soonest = found.reduce((a, b) => ((b.due_ms >= 0 && b.due_ms < a.due_ms) || a.due_ms < 0 ? b : a));
-  return `${soonest.tool}${soonest.due_ms >= 0 ? ` ${(soonest.due_ms / 1000).toFixed(0)} s` : ""}`;
+  const tool = [...soonest.tool].length > LONGEST ? `${[...soonest.tool].slice(0, LONGEST - 1).join("")}…` : soonest.tool;
+  return `${tool}${soonest.due_ms >= 0 ? ` ${(soonest.due_ms / 1000).toFixed(0)} s` : ""}`;
 }
 
 const lines = new Map(); // pid -> {line, cells}: rows are changed, not made anew, so that focus and selection stay
@@ -43,8 +45,9 @@ function build(row, choose) {
   const swatch = make("span", { class: "swatch" });
   const name = document.createTextNode("");
   const state = make("span");
-  const cells = { swatch, name, state, pid: make("td", { class: "n" }), contexts: make("td", { class: "n" }), tokens: make("td", { class: "n" }), kv: make("td", { class: "n" }), past: make("td") };
-  const line = make("tr", { "data-pid": row.pid, tabindex: 0 }, cells.pid, make("td", { title: row.name }, swatch, name), make("td", {}, state), cells.contexts, cells.tokens, cells.kv, cells.past);
+  const stateCell = make("td", {}, state);
+  const cells = { swatch, name, state, stateCell, pid: make("td", { class: "n" }), contexts: make("td", { class: "n" }), tokens: make("td", { class: "n" }), kv: make("td", { class: "n" }), past: make("td") };
+  const line = make("tr", { "data-pid": row.pid, tabindex: 0 }, cells.pid, make("td", { title: row.name }, swatch, name), stateCell, cells.contexts, cells.tokens, cells.kv, cells.past);
   line.addEventListener("click", () => choose(row.pid));
   line.addEventListener("keydown", (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(row.pid); }
@@ -64,6 +67,7 @@ export function draw(body, rows, chosen, choose) {
     line.setAttribute("aria-selected", String(row.pid === chosen));
     cells.swatch.style.background = hue(row.pid);
     cells.state.className = `state ${row.state}`;
+    cells.stateCell.title = row.contexts.map((context) => context.tool).filter(Boolean).join(", ");
     cells.past.replaceChildren(timeline(row.pid, now));
     const words = [[cells.swatch, letter(row.pid)], [cells.name, row.name || "-"], [cells.state, waiting(row)], [cells.pid, String(row.pid)], [cells.contexts, String(row.contexts.length)], [cells.tokens, count(row.tokens)], [cells.kv, size(row.kv_bytes)]];
     for (const [cell, said] of words) if (cell.textContent !== said) cell.textContent = said;
