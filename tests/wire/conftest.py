@@ -66,6 +66,33 @@ class Raw:
         self.socket.close()
 
 
+class Turnstile:
+    """Passes of the model wait behind it until they are let on, whatever time that takes; `serve(turnstile=turnstile.path)`."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+
+    def let(self, passes: int) -> None:
+        """Of those that wait or will wait, so many end."""
+        self._turn(b"." * passes)
+
+    def let_all(self) -> None:
+        """None waits any more."""
+        self._turn(b"o")
+
+    def let_none(self) -> None:
+        """They wait again."""
+        self._turn(b"c")
+
+    def _turn(self, written: bytes) -> None:
+        fd = os.open(self.path, os.O_RDWR)  # both ends: a FIFO with one waits for the other
+        try:
+            os.write(fd, written)
+        finally:
+            os.close(fd)
+
+
 class Served:
     """A daemon process.  `fit` asserts what must hold of it whatever the test did."""
 
@@ -139,6 +166,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             served.process.wait(DEADLINE_S)
             assert served.process.stdout is not None
             served.process.stdout.close()
+
+
+@pytest.fixture
+def turnstile(tmp_path: Path) -> Turnstile:
+    return Turnstile(tmp_path / "turnstile")
 
 
 def launch(path: str, **options: Any) -> subprocess.Popen[str]:
