@@ -18,6 +18,8 @@ import pytest
 
 from attnix.syscalls import Client, connect
 
+from .turnstile import Turnstile
+
 pack: Any = msgpack.packb  # its stubs say that it may return None
 
 DEADLINE_S = 20.0
@@ -64,33 +66,6 @@ class Raw:
 
     def close(self) -> None:
         self.socket.close()
-
-
-class Turnstile:
-    """Passes of the model wait behind it until they are let on, whatever time that takes; `serve(turnstile=turnstile.path)`."""
-
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self.path = str(path)
-
-    def let(self, passes: int) -> None:
-        """Of those that wait or will wait, so many end."""
-        self._turn(b"." * passes)
-
-    def let_all(self) -> None:
-        """None waits any more."""
-        self._turn(b"o")
-
-    def let_none(self) -> None:
-        """They wait again."""
-        self._turn(b"c")
-
-    def _turn(self, written: bytes) -> None:
-        fd = os.open(self.path, os.O_RDWR)  # both ends: a FIFO with one waits for the other
-        try:
-            os.write(fd, written)
-        finally:
-            os.close(fd)
 
 
 class Served:

@@ -10,7 +10,7 @@ import pytest
 
 from attnix.syscalls import AsyncClient, ConnectionLost, aconnect, exceptions
 
-from .conftest import Turnstile
+from .turnstile import Turnstile
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:

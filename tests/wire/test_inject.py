@@ -9,7 +9,7 @@ import pytest
 from attnix.syscalls import exceptions
 from attnix.syscalls.records import unpack_ids
 
-from .conftest import Turnstile
+from .turnstile import Turnstile
 
 
 def test_text_goes_into_a_running_stream(serve: Any, turnstile: Turnstile) -> None:

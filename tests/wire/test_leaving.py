@@ -18,7 +18,7 @@ import pytest
 
 from attnix.syscalls import abi
 
-from .conftest import Turnstile
+from .turnstile import Turnstile
 
 pack: Any = msgpack.packb  # its stubs say that it may return None
 

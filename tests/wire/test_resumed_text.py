@@ -17,7 +17,7 @@ import pytest
 from attnix.syscalls import connect
 from attnix.syscalls.client import Client
 
-from .conftest import Turnstile
+from .turnstile import Turnstile
 
 DEADLINE_S = 20.0
 SAYS = "Grüße, \U0001f600 D DE DEF and then DEFGHIJ tail that nobody sees"

@@ -9,7 +9,7 @@ import pytest
 from attnix.syscalls import Client, exceptions
 from attnix.syscalls.records import unpack_ids
 
-from .conftest import Turnstile
+from .turnstile import Turnstile
 
 PIECES = ["?", "DE", "F", "G", "HI", "J tail", "AB", "C", "x", "\u20ac", ""]
 CASE_30 = (1, 2, 3, 4, 5)  # "DE" "F" "G" "HI" "J tail"
