@@ -16,7 +16,6 @@ import os
 import secrets
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Final
@@ -36,6 +35,7 @@ from .wire import Refusal
 EXIT_PANIC: Final = 70  # sysexits.h: internal software error
 CANCEL_SECONDS: Final = 2.0  # at the end: for generations to finish their pass
 FLUSH_SECONDS: Final = 2.0  # at the end: for clients to read their last answers
+LOOK_SECONDS: Final = 0.005  # between two looks whether they have
 _LONGEST_TIMER_NS: Final = 3_600_000_000_000  # a longer one is set again: loops overflow at very long delays
 
 
@@ -179,7 +179,8 @@ def _on_timer(delay_ns: int, fire: Callable[[], None]) -> None:
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until `holds`, at most that long."""
-    end = time.monotonic() + seconds
-    while not holds() and time.monotonic() < end:
-        await asyncio.sleep(0.005)
+    """Wait until `holds`, at most for so many looks as fit into that: a machine that is held up does not use the time up."""
+    for _ in range(round(seconds / LOOK_SECONDS)):
+        if holds():
+            return
+        await asyncio.sleep(LOOK_SECONDS)

@@ -28,6 +28,10 @@ if _workers > 1:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What is printed is as wide and as plain as where there is no terminal, and nobody's daemon is the default one.
+for _name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "ATTNIX_SOCKET", "ATTNIX_STATE"):
+    os.environ.pop(_name, None)
+
 # What boots computes on the CPU, also where there is a GPU, unless this run is about that (docs/cuda.md).
 os.environ["ATTNIX_DEVICE"] = os.environ.get("ATTNIX_TEST_DEVICE", "cpu")
 

@@ -111,7 +111,7 @@ def test_a_wrong_tier_is_found_out(bug: str, tmp_path: Path) -> None:
 
     wrong = dataclasses.replace(spec, argv=argv)
     flip = flipper(tmp_path / "slots", FORMAT)
-    deadline_s = 1.0 if bug.startswith(("stays", "loses", "does_not_answer")) else 20.0
+    deadline_s = 2.0 if bug.startswith(("stays", "loses", "does_not_answer")) else 20.0
     passed = 0
     for _ in range(ATTEMPTS if bug in RACES else 1):
         rig = TierRig(wrong, FORMAT, flip=flip, deadline_s=deadline_s)

@@ -80,7 +80,7 @@ def test_a_single_fault_in_a_whole_run_is_found(fault: Fault, expected: str) -> 
     """One pass of one check goes wrong (the 12th of the driver's life): one finding, which says what was seen."""
     plan = FaultPlan({(1, 11): fault}, seed=3, slow_ns=20_000_000_000)
     lives = [plan, None]  # the driver started after the finding is a healthy one
-    deadline_s = 2.0 if fault in (Fault.HANG, Fault.SLOW) else 30.0
+    deadline_s = 4.0 if fault in (Fault.HANG, Fault.SLOW) else 30.0
 
     report = check_driver(lambda: start_sim(lives.pop(0), deadline_s=deadline_s))
 

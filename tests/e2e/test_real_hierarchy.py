@@ -6,6 +6,7 @@ What is right comes from daemons whose hbm holds everything and that have nothin
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def test_kill_9_in_the_middle_of_streams(start: Start, streamed: list[Script], t
         full = sum(c.stat().tokens // 16 for c in talks.contexts)
         until(lambda: talks.row("nvme0").write_bytes >= full * STORED_BYTES, "writing down what is named")
         told = talks.log_tokens()
+        client.setlimit(f"uid:{os.geteuid()}", "tokens_s", hard=40)  # seconds lie between 8 tokens of each and 44
         streams = [(i, talks.go_on(i)) for i in range(5)]
         with daemon.connect() as watch:
 

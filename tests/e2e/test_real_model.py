@@ -81,30 +81,38 @@ def test_same_tokens_cold_cached_forked_batched_and_preempted(boot: Boot, smollm
 def test_killed_accel_is_restarted_and_every_stream_goes_on(boot: Boot, smollm2: Path) -> None:
     with connect(boot(str(smollm2), *INVARIANT)) as os_:
         expected = ask_all(os_, 48)
-        contexts = []
-        for question in QUESTIONS:
-            ctx = os_.alloc_context()
-            ctx.append(messages=[("system", SYSTEM), ("user", question)])
-            contexts.append(ctx)
-        pending = [ctx.stream(max_tokens=48, ignore_eos=True) for ctx in contexts]
-        with connect(os_.path) as watch:
-
-            def generated() -> int:
-                return min(watch.stat(cid=ctx.cid).usage.generated_tokens for ctx in contexts)
-
-            for _ in range(3):  # a kill may fall between two passes
-                target = generated() + 3
-                until(lambda target=target: generated() >= target)  # type: ignore[misc]
-                assert generated() <= 28, "streams must have 20 tokens to go"
-                tier = watch.tiers().tiers[0]
-                os.kill(tier.driver_pid, signal.SIGKILL)
-                until(lambda before=tier.restarts: watch.tiers().tiers[0].restarts > before)  # type: ignore[misc]
-                if watch.vmstat().counters.get("passes_lost"):
-                    break
-            counters = watch.vmstat().counters
-        assert [p.result().tokens for p in pending] == expected
-        assert counters["driver_deaths"] >= 1 and counters["passes_lost"] >= 1
+        for _ in range(5):  # a kill may fall between two passes, and a machine that was held up lets the streams end
+            lost = os_.vmstat().counters.get("passes_lost", 0)
+            if kill_accel_in_the_midst(os_, expected) and os_.vmstat().counters.get("passes_lost", 0) > lost:
+                break
+        counters = os_.vmstat().counters
+        assert counters["driver_deaths"] >= 1 and counters["passes_lost"] >= 1, "no kill fell into a pass"
         assert os_.fsck().problems == ()
+
+
+def kill_accel_in_the_midst(os_: Client, expected: list[bytes]) -> bool:
+    """Every question at once, and a kill; whether each stream still had 20 tokens to go then."""
+    contexts = []
+    for question in QUESTIONS:
+        ctx = os_.alloc_context()
+        ctx.append(messages=[("system", SYSTEM), ("user", question)])
+        contexts.append(ctx)
+    pending = [ctx.stream(max_tokens=48, ignore_eos=True) for ctx in contexts]
+    with connect(os_.path) as watch:
+
+        def generated() -> list[int]:
+            """Of each stream, the least first."""
+            return sorted(watch.stat(cid=ctx.cid).usage.generated_tokens for ctx in contexts)
+
+        until(lambda: generated()[0] >= 3)
+        tier = watch.tiers().tiers[0]
+        os.kill(tier.driver_pid, signal.SIGKILL)
+        in_time = generated()[-1] <= 28  # looked at afterwards: it grew at most until then
+        until(lambda: watch.tiers().tiers[0].restarts > tier.restarts and watch.tiers().tiers[0].state == "up")
+    assert [p.result().tokens for p in pending] == expected
+    for ctx in contexts:
+        ctx.release()
+    return in_time
 
 
 CLIENT = """

@@ -139,14 +139,19 @@ def test_a_state_directory_that_cannot_be_used(start: Start, tmp_path: Path) -> 
 @pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_driver_loads_ends_both(start: Start, number: signal.Signals) -> None:
-    daemon = start()
-    until(daemon.drivers, "a driver process")
-    driver = daemon.drivers()[0]
-    os.kill(driver, signal.SIGSTOP)  # it will never be ready
-    began = time.monotonic()
-    daemon.process.send_signal(number)
+    for _ in range(5):
+        daemon = start()
+        until(daemon.drivers, "a driver process")
+        driver = daemon.drivers()[0]
+        os.kill(driver, signal.SIGSTOP)  # it will never be ready, unless it was before we looked
+        began = time.monotonic()
+        daemon.process.send_signal(number)
+        status = daemon.process.wait(DEADLINE_S)
+        if "ready on" not in daemon.text():
+            break
+        assert status == 0
     refused(daemon, f"stopped by {number.name}")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 20
     until(lambda: is_gone(driver), "the end of the driver")
 
 

@@ -89,7 +89,7 @@ def test_a_server_that_is_too_slow_is_given_up(server: Server, proxy: Proxy, tie
 
 def test_the_breaker_opens_stays_quick_and_closes(server: Server, tier_of: TierOf) -> None:
     stock(server, tier_of, [1])
-    tier = tier_of(tcp(server.port), deadline_ms=300, breaker_failures=3, backoff_ms=100)
+    tier = tier_of(tcp(server.port), deadline_ms=1000, breaker_failures=3, backoff_ms=100)
     tier.until(lambda: tier.exists([1]) == [True])
     server.signal(signal.SIGSTOP)
     try:
@@ -102,7 +102,7 @@ def test_the_breaker_opens_stays_quick_and_closes(server: Server, tier_of: TierO
                 began = time.monotonic()
                 assert codes(tier.run("read", list(range(count)))) == [E.EIO] * count
                 took.append(time.monotonic() - began)
-        assert median(took) < 0.3 / 2, "a refusal waits for nothing"
+        assert median(took) < 1.0 / 2, "a refusal waits for nothing"
         assert tier.exists([1]) == [False]
         failures = tier.counts("connection_failures")[0]
         tier.until(lambda: tier.counts("connection_failures")[0] >= failures + 2)  # it asks by itself, and nobody waits
@@ -113,7 +113,7 @@ def test_the_breaker_opens_stays_quick_and_closes(server: Server, tier_of: TierO
     assert codes(tier.run("read", [1])) == []  # the trial
     assert tier.counts("breaker", "breaker_opened") == (0, 1)
     said = [text.partition(": ")[2] for _, text in tier.store.logs]
-    assert len(said) == 2 and "nothing came for 300 ms" in said[0] and said[1] == "is back"
+    assert len(said) == 2 and "nothing came for 1000 ms" in said[0] and said[1] == "is back"
 
 
 def test_a_partition_and_its_end(server: Server, proxy: Proxy, tier_of: TierOf) -> None:
@@ -147,19 +147,22 @@ def test_a_server_that_was_never_there(tmp_path: Path, tier_of: TierOf) -> None:
 
 def test_the_test_at_the_start_measures_and_leaves_nothing(server: Server, tier_of: TierOf) -> None:
     tier = tier_of(tcp(server.port))
+    began = time.monotonic()
     tier.store.self_test()
+    took_s = time.monotonic() - began
     latency_ns, read_bytes_s, write_bytes_s = tier.counts("latency_ns", "read_bytes_s", "write_bytes_s")
-    assert 1_000 < latency_ns < 200_000_000
-    assert min(read_bytes_s, write_bytes_s) > 1_000_000
+    assert 1_000 < latency_ns < took_s * 1e9
+    assert min(read_bytes_s, write_bytes_s) > SIZE / took_s, "a block and more each, in a part of the time"
     assert server.ask(b"DBSIZE") == b":0\r\n"
 
 
 def test_transfers_measure_too(server: Server, tier_of: TierOf) -> None:
     """A store that was not there at the start is learnt from use."""
     tier = tier_of(tcp(server.port))
+    began = time.monotonic()
     tier.run("write", list(range(FRAMES)))
     tier.run("read", list(range(FRAMES)))
-    assert min(tier.counts("read_bytes_s", "write_bytes_s")) > 10_000_000
+    assert min(tier.counts("read_bytes_s", "write_bytes_s")) > FRAMES * SIZE / (time.monotonic() - began)
     assert tier.counts("latency_ns") == (0,)
     tier.until(lambda: tier.run("read", [1]).failed == () and tier.counts("latency_ns")[0] > 0)
 

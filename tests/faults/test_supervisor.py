@@ -46,6 +46,7 @@ class World:
         self.events: list[Event] = []
         self.logs: list[tuple[str, str]] = []
         self.pids: list[int] = []
+        self.at_down: Callable[[], None] = lambda: None
         self.supervisor = Supervisor(specs, self._emit, lambda level, text: self.logs.append((level, text)))
         for spec in specs:
             self.map_row(spec.device, 0, [3])
@@ -57,6 +58,8 @@ class World:
         if isinstance(event, DriverUp):
             self.pids.append(event.driver_pid)
         self.events.append(event)
+        if isinstance(event, DriverDown):
+            self.at_down()
 
     def map_row(self, device: int, slot: int, frames: list[int]) -> None:
         rows = memoryview(self.supervisor.rows(device))
@@ -238,9 +241,9 @@ def test_a_hung_driver_is_killed_and_reaped_before_it_is_down(run: Run) -> None:
         timing = QUICK._replace(exec_ns=300_000_000, exec_token_ns=0)
         async with running(sim_spec(plan=FaultPlan({(1, 0): Fault.HANG}), timing=timing)) as world:
             world.submit(1)
+            world.at_down = lambda: world.submit(2)  # at once: the next life is not far
             down = await world.event(DriverDown)  # World._emit looks whether it is gone
             assert down.reason == "did not finish a pass within 0.3 s"
-            world.submit(2)
             failed = await world.event(ExecFailed)
             assert (failed.seq, failed.code) == (2, E.ENODEV)
             await world.event(DriverUp, 2)

@@ -213,25 +213,30 @@ def test_direct_into_hbm_with_a_pass_behind_the_gate() -> None:
     async def test() -> None:
         async with running(tier(latency_ns=100_000_000)) as world:
             await world.demote(1, slot=0)
-            world.fill(1, 0)
             rows = memoryview(world.supervisor.rows(HBM))
             rows[LAYOUT.frame_offset :][:8] = array("i", [1, 2]).tobytes()
             rows[LAYOUT.count_offset :][:4] = array("h", [BLOCK, BLOCK]).tobytes()
             rows.release()
             record = SEQ.pack(0, 0, BLOCK, 1, BLOCK, 2, 0, SAMPLE, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, BLOCK + 1, 1, 0, 0)
-            gates = array("q", [3, 9]).tobytes()
-            behind = Exec(HBM, 1, record, array("i", [5]).tobytes(), b"", (), gates)
-            world.supervisor.exec(behind)
-            done = await world.move(TIER, "read", 0, 1, 1, arena=HBM, gate=3, ticket=9)
-            assert not done.failed and world.frame(1) == bytes([0x41]) * FRAME_BYTES
-            passed = await world.event(ExecDone, HBM)
-            assert passed.waited_ns > 0 and world.supervisor.gates.value(3) == gate_value(9, 1)
-            world.supervisor.exec(behind._replace(seq=2, gates=b""))  # the control: everything is there already
-            again = await world.event(ExecDone, HBM, 2)
+            for n in range(1, 6):  # a pass that was held up may find its frame there
+                world.fill(1, 0)
+                gates = array("q", [3, 9 * n]).tobytes()
+                behind = Exec(HBM, n, record, array("i", [5]).tobytes(), b"", (), gates)
+                world.supervisor.exec(behind)
+                done = await world.move(TIER, "read", 0, 1, 1, arena=HBM, gate=3, ticket=9 * n)
+                assert not done.failed and world.frame(1) == bytes([0x41]) * FRAME_BYTES
+                passed = await world.event(ExecDone, HBM, n)
+                assert world.supervisor.gates.value(3) == gate_value(9 * n, 1)
+                if passed.waited_ns:
+                    break
+            assert passed.waited_ns > 0
+            world.supervisor.exec(behind._replace(seq=n + 1, gates=b""))  # the control: everything is there already
+            again = await world.event(ExecDone, HBM, n + 1)
             assert (again.tokens, again.waited_ns) == (passed.tokens, 0)
             world.fill(1, 0)
-            world.supervisor.exec(behind._replace(seq=3, gates=b""))
-            assert (await world.event(ExecDone, HBM, 3)).tokens != passed.tokens, "the pass does not look at the frame"
+            world.supervisor.exec(behind._replace(seq=n + 2, gates=b""))
+            other = await world.event(ExecDone, HBM, n + 2)
+            assert other.tokens != passed.tokens, "the pass does not look at the frame"
 
     run(test())
 
@@ -266,7 +271,7 @@ def test_a_killed_tier_closes_its_gates_and_finds_its_frames_again(tmp_path: Pat
 @pytest.mark.parametrize("kind", ["sim", "nvme"])
 def test_hung_is_not_dead_until_it_is_reaped(kind: str, tmp_path: Path) -> None:
     async def test() -> None:
-        timing = QUICK._replace(transfer_ns=800_000_000, transfer_frame_ns=0)
+        timing = QUICK._replace(transfer_ns=2_000_000_000, transfer_frame_ns=0)
         async with running(tier(timing=timing) if kind == "sim" else nvme(tmp_path, timing)) as world:
             await world.demote(1, slot=0)
             pid = world.supervisor.driver_pid(TIER)
@@ -275,7 +280,7 @@ def test_hung_is_not_dead_until_it_is_reaped(kind: str, tmp_path: Path) -> None:
             second = world.submit(TIER, "read", 0, 6, 1)
             assert not (await world.move(HBM, "read", 1, 7, 1)).failed, "the others serve"
             down = await world.event(DriverDown, TIER)
-            assert "did not finish a transfer within 0.8 s" in down.reason and not is_alive(pid)
+            assert "did not finish a transfer within 2 s" in down.reason and not is_alive(pid)
             await world.event(DriverUp, TIER, 2)
             assert not any(isinstance(e, TransferDone) and e.seq in (first, second) for e in world.events)
             if kind == "nvme":
@@ -286,11 +291,12 @@ def test_hung_is_not_dead_until_it_is_reaped(kind: str, tmp_path: Path) -> None:
 
 
 def test_transfers_in_a_queue_each_have_their_time() -> None:
-    """Eight of 120 ms with a limit of 600 ms each: the last ends after 960 ms, and nobody is killed for it."""
+    """Eight of 300 ms with a limit of 2 s each: the last ends after 2.4 s, and nobody is killed for it, nor for being busy."""
 
     async def test() -> None:
-        timing = QUICK._replace(transfer_ns=600_000_000, transfer_frame_ns=0, health_every_ns=5_000_000, health_ns=1)
-        async with running(tier(timing=timing, latency_ns=120_000_000)) as world:
+        timing = QUICK._replace(transfer_ns=2_000_000_000, transfer_frame_ns=0)
+        timing = timing._replace(health_every_ns=50_000_000, health_ns=2_000_000_000)
+        async with running(tier(timing=timing, latency_ns=300_000_000)) as world:
             await world.demote(1, slot=0)
             seqs = [world.submit(TIER, "read", 0, 5, 1) for _ in range(8)]
             await world.answer(seqs[-1])
@@ -304,7 +310,7 @@ def test_transfers_in_a_queue_each_have_their_time() -> None:
 def test_answers_that_come_twice_late_never_or_as_garbage(fault: Fault) -> None:
     async def test() -> None:
         plan = FaultPlan({(1, 1): fault}, verbs=("read", "write"))
-        timing = QUICK._replace(transfer_ns=800_000_000) if fault is Fault.LOSE else QUICK
+        timing = QUICK._replace(transfer_ns=2_000_000_000) if fault is Fault.LOSE else QUICK
         async with running(tier(plan=plan, timing=timing)) as world:
             await world.demote(1, slot=0)
             hit = world.submit(TIER, "read", 0, 5, 1)
@@ -396,7 +402,8 @@ def test_a_tier_that_cannot_be_attached_leaves_nothing(settings: str, says: str)
             world.supervisor.attach(AttachTier(3, "sim3", "sim", SLOTS, settings))
             gone = await world.event(DriverGone, 3)
             assert says in gone.reason
-            assert world.of(3) == ["DriverGone"] and open_fds() == before
+            assert world.of(3) == ["DriverGone"]
+            await world.until(lambda: open_fds() == before)
             assert not (await world.move(HBM, "read", 1, 1, 1)).failed
 
     run(test())

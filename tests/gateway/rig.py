@@ -18,6 +18,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from attnix.syscalls import Client, connect
 
+from ..wire.turnstile import Turnstile
+
 DEADLINE_S: Final = 30.0
 SOURCE: Final = str(Path(__file__).resolve().parents[2] / "src")
 DAEMON: Final = Path(__file__).resolve().parents[1] / "wire" / "served_daemon.py"
@@ -130,11 +132,11 @@ class Daemon:
 
     def __init__(self, directory: Path, *, stepped: bool = False, **options: Any) -> None:
         self.socket = str(directory / "run" / "a.sock")
-        self._turnstile = directory / "turnstile" if stepped else None
-        if self._turnstile is not None:
+        self._turnstile: Turnstile | None = None
+        if stepped:
             directory.mkdir(parents=True, exist_ok=True)
-            os.mkfifo(self._turnstile)
-            options["turnstile"] = str(self._turnstile)
+            self._turnstile = Turnstile(directory / "turnstile")
+            options["turnstile"] = self._turnstile.path
         markers: list[str] = options.pop("markers", [])
         tokenizer = write_text(directory / "model", options.pop("template", TEMPLATE), markers)
         settings = {
@@ -154,23 +156,18 @@ class Daemon:
 
     def let(self, passes: int) -> None:
         """Of those that wait or will wait, so many end."""
-        self._turn(b"." * passes)
+        assert self._turnstile is not None
+        self._turnstile.let(passes)
 
     def let_all(self) -> None:
         """None waits any more."""
-        self._turn(b"o")
+        assert self._turnstile is not None
+        self._turnstile.let_all()
 
     def let_none(self) -> None:
         """They wait again."""
-        self._turn(b"c")
-
-    def _turn(self, written: bytes) -> None:
         assert self._turnstile is not None
-        fd = os.open(self._turnstile, os.O_RDWR)  # both ends: a FIFO with one waits for the other
-        try:
-            os.write(fd, written)
-        finally:
-            os.close(fd)
+        self._turnstile.let_none()
 
     def passes(self) -> int:
         """Of the model, begun since boot."""

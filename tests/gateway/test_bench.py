@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from attnix.userland.bench import gateway as bench
+from attnix.userland.bench.decode_engines import BenchError
 from attnix.userland.bench.gateway_load import NEW_TOKENS, Load, measure, rows
 
 from .conftest import Gateway
@@ -33,11 +34,17 @@ async def test_both_ways_run(gateway: Gateway) -> None:
 
 
 async def test_half_of_the_streams_are_cut_and_nothing_of_them_is_left(gateway: Gateway) -> None:
-    served = gateway(pass_ms=1, frames=256)
-    at = urlsplit(served.url)
-    assert at.hostname and at.port
-    cut, uncut = loads = Load(12, 6, 1), Load(12, 0, 2)
-    held = await measure(loads, served.daemon.socket, (at.hostname, at.port))
+    for attempt in range(3):  # a gateway that was held up tells many tokens in one event, which is no measurement
+        served = gateway(pass_ms=1, frames=256)
+        at = urlsplit(served.url)
+        assert at.hostname and at.port
+        cut, uncut = loads = Load(12, 6, 1), Load(12, 0, 2)
+        try:
+            held = await measure(loads, served.daemon.socket, (at.hostname, at.port))
+            break
+        except BenchError as error:
+            if attempt == 2 or "a stream brought" not in str(error):
+                raise
     assert (len(cut.times), len(uncut.times)) == (6, 12)
     assert all(len(times) >= NEW_TOKENS // 2 for load in loads for times in load.times)
     assert held == {"contexts": (0, 0), "processes": (2, 2), "frames": (0, 0)}

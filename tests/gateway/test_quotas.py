@@ -149,7 +149,9 @@ def test_contexts_of_a_group(limited: Served) -> None:
         assert error["attnix"]["limit"] == 1 and error["attnix"]["resource"] == "contexts"
         assert limited.http.post(**message("other")).status_code == 200
         with limited.daemon.client() as client:
-            assert [p.state for p in client.ps().processes if p.name == "slot"] == ["running"], "its own goes on"
+            until(
+                lambda: [p.state for p in client.ps().processes if p.name == "slot"] == ["running"], "its own goes on"
+            )
     until(lambda: limited.http.post(**message("slot2")).status_code == 200, "room")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from attnix.syscalls.records import unpack_ids
 
 from .conftest import Gateway
-from .rig import END, LONG, TEMPLATE, Daemon, Served, says, sse
+from .rig import END, LONG, TEMPLATE, Daemon, Served, says, sse, until
 from .test_leaving import asks, raw
 
 DE, HI, J_TAIL, EFG = range(258, 258 + len(LONG))
@@ -126,13 +127,23 @@ ASIDE = "x" * 200
 def test_case_30_a_preemption_while_text_is_held(gateway: Gateway, stop: str, text: str) -> None:
     """An older generation grows until the frames are too few: the newer one loses its own, and is computed again."""
     texts = [says(f"so {HELD}! and on"), says(ASIDE)]
-    served = gateway(texts=texts, frames=16, window_tokens=256, pass_ms=1)
+    served = gateway(texts=texts, frames=16, window_tokens=256, stepped=True)
+    daemon = served.daemon
     for streaming in (False, True):
-        with served.daemon.client() as client:
+        daemon.let_none()
+        with daemon.client() as client, ThreadPoolExecutor(1) as other:
             before = client.vmstat().counters.get("preemptions_running", 0)
             older = raw(served, asks(prompted(served, 1), stream=True, max_tokens=210))
+            daemon.let(3)
             assert older.recv(100).startswith(b"HTTP/1.1 200")
-            got = served.chat(prompted(served, 0), stop=[stop], stream=streaming)
+            there = {p.pid for p in client.ps().processes}
+            newer = other.submit(served.chat, prompted(served, 0), stop=[stop], stream=streaming)
+            until(
+                lambda: any(c.tokens for p in client.ps().processes if p.pid not in there for c in p.contexts),  # noqa: B023
+                "the newer one's prompt",
+            )
+            daemon.let_all()
+            got = newer.result()
             assert client.vmstat().counters.get("preemptions_running", 0) > before
         if streaming:
             choices: list[Any] = [chunk["choices"][0] for chunk in sse(got)]

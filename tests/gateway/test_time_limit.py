@@ -24,6 +24,15 @@ async def ask(served: Served, path: str, key: str = "free", **fields: Any) -> ht
         return await client.post(f"/v1/{path}", json=body, headers={"x-api-key": f"sk-{key}-key"})
 
 
+async def streamed(served: Served, path: str, **fields: Any) -> httpx.Response:
+    """One that has begun in its time: where the machine was held up for as long, it was refused whole, and is asked for again."""
+    for _ in range(3):
+        response = await ask(served, path, stream=True, **fields)
+        if response.text.count("\n\n") > 2:
+            break
+    return response
+
+
 def last_event(response: httpx.Response) -> tuple[str, Any]:
     """Name and content of a stream's last event; it had begun, and does not end as if it were whole."""
     assert response.status_code == 200, response.text
@@ -54,7 +63,7 @@ async def test_generations_that_take_too_long(short: Served) -> None:
     whole: list[tuple[str, dict[str, Any]]] = [(path, {}) for path in paths]
     whole += [(paths[0], {"n": 3}), (paths[0], {"response_format": LONG})]
     asked = [ask(short, path, **fields) for path, fields in whole]
-    asked += [ask(short, path, stream=True, **fields) for path, fields in whole]
+    asked += [streamed(short, path, **fields) for path, fields in whole]
     answers = await asyncio.gather(*asked)
     for (path, fields), one, stream in zip(whole, answers, answers[len(whole) :], strict=False):
         expected: Any = ANTHROPIC if path == "messages" else {"error": OPENAI}

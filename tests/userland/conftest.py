@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from attnix.syscalls import connect
+from attnix.syscalls import ConnectionLost, connect
+from attnix.syscalls.exceptions import Canceled
 from attnix.userland import cli
+from tests.wire.turnstile import Turnstile
 
 DEADLINE_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +89,11 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return path
 
 
+@pytest.fixture
+def turnstile(tmp_path: Path) -> Turnstile:
+    return Turnstile(tmp_path / "turnstile")
+
+
 Serve = Callable[..., str]
 
 
@@ -115,7 +122,8 @@ def serving(folder: Path) -> Iterator[Serve]:
     for process, path in daemons:
         try:
             if process.poll() is None and os.path.exists(path):  # else the test has shut it down
-                with connect(path, timeout=DEADLINE_S) as system:
+                # Where it is on its way down it says so, or nothing; it has to arrive.
+                with contextlib.suppress(ConnectionLost, Canceled), connect(path, timeout=DEADLINE_S) as system:
                     assert system.fsck().problems == ()
                     until(lambda: system.vmstat().counters["contexts"] == 0, "the release of every context")
                     tier = system.tiers().tiers[0]

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from attnix.userland.programs.batch import Batch
 from attnix.userland.programs.batch_output import BatchOutput
 from attnix.userland.programs.patience import delay_before
 from attnix.userland.programs.prompts import check_ids, read_prompts
+from tests.wire.turnstile import Turnstile
 
-from .conftest import COMMAND, Attnix, Serve
+from .conftest import COMMAND, Attnix, Serve, until
 
 SYSTEM = "be kind"
 TOKENS = 6
@@ -189,16 +190,24 @@ def test_it_says_what_is_wrong_with_the_files(serve: Serve, attnix: Attnix, file
         assert (said.status, "another batch writes" in said.json["error"]["message"]) == (1, True)
 
 
+def answered(path: str, turnstile: Turnstile, output: Path, lines: int) -> None:
+    """Passes end until so many lines are answered, and the next ones wait."""
+    with connect(path) as system:
+        enough = partial(turnstile.step, system, lambda: output.exists() and output.read_bytes().count(b"\n") >= lines)
+        until(enough, f"{lines} answers")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_it_can_be_gone_on_with(
-    serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None], signum: int
+    serve: Serve, attnix: Attnix, files: tuple[Path, Path], turnstile: Turnstile, signum: int
 ) -> None:
-    serve(pass_ms=40, frames=200)
+    path = serve(turnstile=turnstile.path, frames=200)
     expected = many(files[0], 30)
     words = ["batch", *map(str, files), "--system", SYSTEM, "-n", str(TOKENS), "-w", "4"]
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
-    until(lambda: files[1].exists() and files[1].read_bytes().count(b"\n") >= 5, "five answers")
+    answered(path, turnstile, files[1], 5)
     process.send_signal(signum)
+    turnstile.let_all()
     _, said = process.communicate(timeout=30)
     got = len(read(files[1]))
     assert 5 <= got < 30
@@ -211,19 +220,21 @@ def test_interrupted_it_can_be_gone_on_with(
 
 
 def test_two_thousand_prompts_interrupted_twice(
-    serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None]
+    serve: Serve, attnix: Attnix, files: tuple[Path, Path], turnstile: Turnstile
 ) -> None:
     """By Ctrl-C and by SIGKILL: every prompt is answered once, and no more is done twice than was at work."""
-    path = serve(frames=600, max_contexts=40)
+    path = serve(frames=600, max_contexts=40, turnstile=turnstile.path)
     n, window = 2000, 32
     write(files[0], *({"id": f"p{i}", "prompt": f"{i}"} for i in range(n)))
     expected = {f"p{i}": answer(f"user:{i};", 2) for i in range(n)}
     words = ["batch", *map(str, files), "-n", "2", "-w", str(window)]
     there = 0
     for signum, wanted in ((signal.SIGINT, 300), (signal.SIGKILL, 800)):
+        turnstile.let_none()
         process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
-        until(lambda wanted=wanted: files[1].exists() and files[1].read_bytes().count(b"\n") >= wanted, "its answers")
+        answered(path, turnstile, files[1], wanted)
         process.send_signal(signum)
+        turnstile.let_all()
         process.communicate(timeout=30)
         got = len(read(files[1]))
         assert there < wanted <= got < n
@@ -236,15 +247,16 @@ def test_two_thousand_prompts_interrupted_twice(
 
 
 def test_a_daemon_that_goes_away_stops_the_run(
-    serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None]
+    serve: Serve, attnix: Attnix, files: tuple[Path, Path], turnstile: Turnstile
 ) -> None:
-    path = serve(pass_ms=40, frames=200)
+    path = serve(turnstile=turnstile.path, frames=200)
     expected = many(files[0], 30)
     words = ["batch", *map(str, files), "--system", SYSTEM, "-n", str(TOKENS), "-w", "4"]
     process = subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True)
-    until(lambda: files[1].exists() and files[1].read_bytes().count(b"\n") >= 5, "five answers")
+    answered(path, turnstile, files[1], 5)
     with connect(path) as system:
         system.shutdown()
+    turnstile.let_all()
     _, said = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "of 30 lines are in" in said and "Traceback" not in said
@@ -255,7 +267,7 @@ def test_a_daemon_that_goes_away_stops_the_run(
 
 
 def test_killed_by_somebody_it_stops_and_no_line_is_blamed(
-    serve: Serve, attnix: Attnix, files: tuple[Path, Path], until: Callable[..., None]
+    serve: Serve, attnix: Attnix, files: tuple[Path, Path]
 ) -> None:
     path = serve(pass_ms=40, frames=200)
     many(files[0], 30)

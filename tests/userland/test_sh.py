@@ -18,7 +18,7 @@ from attnix.userland.shell.complete import ShellCompleter, Values
 from attnix.userland.shell.sh import Shell, history_path
 from attnix.userland.shell.words import Line, matching, split, statements, wanted
 
-from .conftest import COMMAND, Attnix, Serve
+from .conftest import COMMAND, Attnix, Serve, until
 from .terminal import CTRL_C, CTRL_D, Terminal
 
 COMMANDS = cli.command().commands
@@ -279,6 +279,7 @@ def test_a_session_on_a_terminal(terminal: Terminal, serve: Serve) -> None:
     socket = os.environ["ATTNIX_SOCKET"]
     with connect(socket) as system:
         system.shutdown()
+    until(lambda: not os.path.exists(socket), "the daemon's end")
     terminal.type(b"fsck\r")
     terminal.read_until(rb"no attnix at")
     terminal.read_until(PROMPT)

@@ -207,11 +207,15 @@ def alive(pid_file: Path) -> bool:
 
 
 def test_too_long_and_it_is_killed_with_all_it_started(tree: Path, until: Callable[..., None]) -> None:
-    tool = command_runner(tree, time_limit_s=0.4, shell=True)
-    started = time.monotonic()
-    said = refused(tool, command="echo begun; sleep 60 & echo $! > child; wait")
-    assert "longer than 0.4 s" in said and said.endswith("begun\n")
-    assert time.monotonic() - started < 10
+    child = tree / "child"
+    for limit_s in (0.4, 2.0, 5.0):  # a machine that was held up may not have come to the child
+        tool = command_runner(tree, time_limit_s=limit_s, shell=True)
+        started = time.monotonic()
+        said = refused(tool, command="echo begun; sleep 60 & echo $! > child; wait")
+        assert f"longer than {limit_s:g} s" in said and time.monotonic() - started < 20
+        if child.exists() and child.read_text():
+            break
+    assert said.endswith("begun\n")
     until(lambda: not alive(tree / "child"), "the end of what it started")
 
 
@@ -239,7 +243,7 @@ def test_cancelled_it_is_killed(tree: Path, until: Callable[..., None]) -> None:
 
     started = time.monotonic()
     asyncio.run(cancelled())
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
     assert not alive(tree / "child"), "reaped, too"
 
 
@@ -307,7 +311,7 @@ def test_size_and_time_have_limits(server: Any) -> None:
     port, _ = server(b"HTTP/1.0 200 OK\r\n\r\nslow", hold=True)
     started = time.monotonic()
     assert "within 0.3 s" in refused(http_get(time_limit_s=0.3), url=f"http://127.0.0.1:{port}/")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(

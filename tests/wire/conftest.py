@@ -18,6 +18,8 @@ import pytest
 
 from attnix.syscalls import Client, connect
 
+from .turnstile import Turnstile
+
 pack: Any = msgpack.packb  # its stubs say that it may return None
 
 DEADLINE_S = 20.0
@@ -139,6 +141,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             served.process.wait(DEADLINE_S)
             assert served.process.stdout is not None
             served.process.stdout.close()
+
+
+@pytest.fixture
+def turnstile(tmp_path: Path) -> Turnstile:
+    return Turnstile(tmp_path / "turnstile")
 
 
 def launch(path: str, **options: Any) -> subprocess.Popen[str]:

@@ -10,6 +10,8 @@ import pytest
 
 from attnix.syscalls import AsyncClient, ConnectionLost, aconnect, exceptions
 
+from .turnstile import Turnstile
+
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 30))
@@ -41,7 +43,7 @@ def test_many_streams_at_once(serve: Any) -> None:
 
 
 def test_objects_and_errors(serve: Any) -> None:
-    served = serve(pass_ms=10)
+    served = serve(pass_ms=25)
 
     async def main() -> None:
         async with AsyncClient(served.path) as os:
@@ -67,9 +69,9 @@ def test_objects_and_errors(serve: Any) -> None:
     run(main())
 
 
-def test_a_wait_given_up_harms_nobody(serve: Any) -> None:
+def test_a_wait_given_up_harms_nobody(serve: Any, turnstile: Turnstile) -> None:
     """A cancelled await does not end the generation, and its late answer meets no other request."""
-    served = serve(pass_ms=5)
+    served = serve(turnstile=turnstile.path)
 
     async def main() -> None:
         async with aconnect(served.path) as os:
@@ -78,6 +80,7 @@ def test_a_wait_given_up_harms_nobody(serve: Any) -> None:
             stream = ctx.generate(30)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(stream.result(), 0.01)
+            turnstile.let_all()
             task = asyncio.ensure_future(os.wait())
             await asyncio.sleep(0)
             task.cancel()

@@ -104,7 +104,7 @@ BOTH = pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=[
 @BOTH
 def test_streams_go_on_through_the_death_of_the_daemon(daemon: Daemon, signum: int) -> None:
     """Four streams, each with 60 tokens to go and cut at another place; nothing is lost, doubled or different."""
-    daemon.start(pass_ms=2)
+    daemon.start(pass_ms=50)  # there are seconds left when it is ended
     with daemon.connect(resume=DEADLINE_S) as client:
         prompts = [[n + 1] * (5 + 3 * n) for n in range(4)]
         contexts = [client.alloc_context() for _ in prompts]
@@ -136,7 +136,7 @@ def test_streams_go_on_through_the_death_of_the_daemon(daemon: Daemon, signum: i
 @BOTH
 def test_a_whole_answer_comes_through_the_death_of_the_daemon(daemon: Daemon, signum: int) -> None:
     """`generate` without a stream has no tokens to bring, and is the same all the same."""
-    daemon.start(pass_ms=4)
+    daemon.start(pass_ms=30)
     with daemon.connect(resume=DEADLINE_S) as client, daemon.connect() as watcher:
         context = client.alloc_context()
         context.append(tokens=[5, 4, 3])
@@ -146,7 +146,7 @@ def test_a_whole_answer_comes_through_the_death_of_the_daemon(daemon: Daemon, si
         def far_enough() -> bool:
             return began.is_set() and watcher.stat(0, context.cid).tokens > 10
 
-        thread = restart_when(daemon, signum, far_enough)
+        thread = restart_when(daemon, signum, far_enough, pass_ms=0)
         began.set()
         result = context.generate(50, temperature=1.0, seed=3)
         thread.join()
@@ -237,7 +237,7 @@ def test_an_answered_append_is_there_after_kill(daemon: Daemon) -> None:
 
 
 def test_a_client_without_resume_is_told_why(daemon: Daemon) -> None:
-    daemon.start(pass_ms=3)
+    daemon.start(pass_ms=50)
     with daemon.connect() as client:
         context = client.alloc_context()
         context.append(tokens=[1, 2, 3])
@@ -495,7 +495,7 @@ def wait_computed(context: Context, tokens: int) -> None:
 
 
 def test_a_daemon_that_does_not_come_back_is_given_up(daemon: Daemon) -> None:
-    daemon.start(pass_ms=5)
+    daemon.start(pass_ms=50)
     with daemon.connect(resume=0.2) as client:
         context = client.alloc_context()
         context.append(tokens=[1])
@@ -509,7 +509,7 @@ def test_a_daemon_that_does_not_come_back_is_given_up(daemon: Daemon) -> None:
 
 
 async def test_the_asynchronous_client_gives_up_too(daemon: Daemon) -> None:
-    daemon.start(pass_ms=5)
+    daemon.start(pass_ms=50)
     async with aconnect(daemon.path, resume=0.2) as client:
         context = await client.alloc_context()
         await context.append(tokens=[1])
@@ -524,7 +524,7 @@ async def test_the_asynchronous_client_gives_up_too(daemon: Daemon) -> None:
 
 def test_an_interrupted_wait_for_the_daemon_can_be_taken_up_again(daemon: Daemon) -> None:
     """Ctrl-C while it is away: nothing that was under way is forgotten."""
-    daemon.start(pass_ms=2)
+    daemon.start(pass_ms=100)
     with daemon.connect(resume=DEADLINE_S) as client:
         context = client.alloc_context()
         context.append(tokens=[1, 2])
@@ -537,9 +537,9 @@ def test_an_interrupted_wait_for_the_daemon_can_be_taken_up_again(daemon: Daemon
             raise KeyboardInterrupt
 
         before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         try:
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
                 stream.result()
         finally:
             signal.signal(signal.SIGALRM, before)

@@ -178,8 +178,7 @@ def test_ids(serve: Any) -> None:
     ctx = client.read()[2][0]
     client.call(3, abi.BY_NAME["append"].number, [ctx, b"\1\0\0\0"])
     assert client.read()[:2] == [3, 0]
-    client.call(7, abi.BY_NAME["forward"].number, [ctx])
-    client.call(7, UNAME, [])
+    client.send(pack([7, abi.BY_NAME["forward"].number, [ctx]]), pack([7, UNAME, []]))  # in one piece
     assert client.read() == [
         0, E.EINVAL, {"message": "request id 7 is outstanding on this connection", "field": "id", "request": 7},
     ]  # fmt: skip

@@ -9,21 +9,26 @@ import pytest
 from attnix.syscalls import exceptions
 from attnix.syscalls.records import unpack_ids
 
+from .turnstile import Turnstile
 
-def test_text_goes_into_a_running_stream(serve: Any) -> None:
-    daemon = serve(pass_ms=5)
+
+def test_text_goes_into_a_running_stream(serve: Any, turnstile: Turnstile) -> None:
+    daemon = serve(turnstile=turnstile.path)
     client, other = daemon.connect(), daemon.connect()
     with client.alloc_context() as ctx:
         ctx.append("hello")
         cid = ctx.stat().cid
         stream = ctx.stream(40, ignore_eos=True)
+        turnstile.let(6)
         notes = []
         for note in stream:
             notes.append(note)
             if len(notes) == 3:
                 assert other.inject(0, b"", "stop!", cid).appended == 5
+                turnstile.let(12)
             if len(notes) == 9:
                 other.inject(0, b"\x21\0\0\0", "", cid)
+                turnstile.let_all()
         result = stream.result()
         (first, five), (second, one) = result.injected
         assert (five, one) == (5, 1) and 3 <= first < second < 40

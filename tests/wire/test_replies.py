@@ -43,17 +43,19 @@ def test_case_44_a_reused_id_is_never_hit_by_a_late_abort(serve: Any) -> None:
     ctx = raw.read()[2][0]
     raw.call(3, N["append"], [ctx, b"\1\0\0\0" * 3])
     raw.read()
-    length, other = 3, 100
+    length, other, cancelled = 3, 100, 0
     for _ in range(100):
-        raw.call(x, N["generate"], [ctx, 500, *[0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, [], b"", True, False]])
-        raw.call(x, N["uname"], [])  # the same id, still outstanding
+        long = [ctx, 500, *[0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, [], b"", True, False]]
+        raw.send(pack([x, N["generate"], long]), pack([x, N["uname"], []]))  # the same id, still outstanding
         raw.call(other, N["cancel"], [x])
         raw.call(other + 1, N["cancel"], [x])  # late: X has ended by then, or ends once
         answers = [raw.read() for _ in range(4)]
         by_id = {answer[0]: answer for answer in answers}
         assert by_id[0][1] == E.EINVAL and by_id[0][2]["request"] == x
-        assert by_id[x][1] == 0 and by_id[x][2][0] == "cancelled"
-        assert by_id[other][1] == 0 and by_id[other + 1][1] in (0, E.ENOENT)
+        assert by_id[x][1] == 0 and by_id[x][2][0] in ("cancelled", "length")
+        cancelled += by_id[x][2][0] == "cancelled"
+        assert by_id[other][1] == (0 if by_id[x][2][0] == "cancelled" else E.ENOENT)
+        assert by_id[other + 1][1] in (0, E.ENOENT)
         assert by_id[x][2][4] == length + len(by_id[x][2][1]) // 4
         length = by_id[x][2][4]
         raw.call(x, N["generate"], [ctx, 1, *[0.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, [], b"", True, False]])
@@ -65,6 +67,7 @@ def test_case_44_a_reused_id_is_never_hit_by_a_late_abort(serve: Any) -> None:
             raw.call(other, N["truncate"], [ctx, 3])
             raw.read()
             length, other = 3, other + 1
+    assert cancelled > 50, "all but those before which the machine was held up"
 
 
 def test_other_connections_do_not_wait_for_a_text_job(serve: Any) -> None:
@@ -95,7 +98,7 @@ def test_text_that_cannot_be_done_is_one_errno(serve: Any) -> None:
 
 
 def test_text_while_generating_is_busy_at_once(serve: Any) -> None:
-    client = serve(pass_ms=20, text_ms=300).connect()
+    client = serve(pass_ms=50, text_ms=300).connect()
     with client.alloc_context() as ctx:
         ctx.append(tokens=[1])
         stream = ctx.stream(100)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import msgpack
 import pytest
 
 from attnix.kernel.errors import E
-from attnix.syscalls import ConnectionLost, connect, default_socket_path
+from attnix.syscalls import ConnectionLost, connect, daemon, default_socket_path
 from attnix.syscalls.exceptions import AccessDenied
 from attnix.syscalls.listen import CannotListen, Listener, peer_credentials
 from attnix.syscalls.paths import MAX_PATH_BYTES
@@ -299,6 +301,15 @@ def test_signals_end_it_in_order(serve: Any, signum: int) -> None:
     assert replies[6][1] == 0 and replies[6][2][0] == "cancelled" and replies[6][2][1]
     assert served.process.wait(20) == 0
     assert not os.path.exists(served.path)
+
+
+async def test_the_end_of_a_daemon_that_was_held_up_waits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's answer came while the machine stood still for longer than it is waited for: it is looked for again."""
+    clock = itertools.count(step=10)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    looks = iter((False, False, True))
+    await daemon._until(lambda: next(looks), 2.0)
+    assert not list(looks)
 
 
 def test_shutdown_answers_its_caller(serve: Any) -> None:

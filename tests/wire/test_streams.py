@@ -9,6 +9,8 @@ import pytest
 from attnix.syscalls import Client, exceptions
 from attnix.syscalls.records import unpack_ids
 
+from .turnstile import Turnstile
+
 PIECES = ["?", "DE", "F", "G", "HI", "J tail", "AB", "C", "x", "\u20ac", ""]
 CASE_30 = (1, 2, 3, 4, 5)  # "DE" "F" "G" "HI" "J tail"
 
@@ -85,14 +87,17 @@ def test_characters_over_several_tokens(serve: Any) -> None:
     assert both(client, len(script), stop="\ufffd")[:3] == ("a\u20acb\U0001f600", list(script[:9]), "stop")
 
 
-def test_cancel_keeps_and_flushes(serve: Any) -> None:
-    client = serve(pieces=PIECES, script=CASE_30 * 20, vocab_tokens=len(PIECES), pass_ms=5).connect()
+def test_cancel_keeps_and_flushes(serve: Any, turnstile: Turnstile) -> None:
+    options = {"pieces": PIECES, "script": CASE_30 * 20, "vocab_tokens": len(PIECES)}
+    client = serve(**options, turnstile=turnstile.path).connect()
     with client.alloc_context() as ctx:
         ctx.append(tokens=[8])
         stream = ctx.stream(100, stop="DEFGHIJ tail.")
+        turnstile.let(7)
         while len(stream.notes) < 3:
             client._receive()
         stream.cancel()
+        turnstile.let_all()
         text = "".join(note.text for note in stream)
         result = stream.result()
         assert result.reason == "cancelled" and 3 <= len(result.tokens) // 4 < 100
