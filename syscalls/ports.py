@@ -123,7 +123,7 @@ class TextPort(Protocol):
     """Tokenizer and chat template, in a process of their own.
 
     table  what generated tokens stand for
-    Each job calls `done` once, later, with token ids (int32) or why not; jobs are done in order.
+    Each job calls `done` once, later, with token ids (int32) or why not; a long text may be done after shorter ones that came later.
     """
 
     @property
