@@ -499,6 +499,13 @@ def tier(name: str) -> TierRow:
 CALM = PressureResult((250, 0, 0), (0, 0, 0), 0, 0, 0, 60, 10)
 
 
+def test_a_line_of_vmstat_fits_a_terminal() -> None:
+    numbers = {0: "0", 99_999: "99999", 100_000: "100k", 9_999_999: "9999k", 10_000_000: "10M", 2_345_678_901: "2345M"}
+    assert {number: vmstat._short(number) for number in numbers} == numbers
+    heads = vmstat._line(vmstat._HEADS)
+    assert len(heads) == len(vmstat._line(["99999"] * len(vmstat._HEADS))) < 80 and heads.split() == list(vmstat._HEADS)
+
+
 def test_rates_are_differences_over_the_time_between() -> None:
     counters = {"syscalls": 10, "computed_tokens": 100, "lookup_hits": 5, "loaded_blocks_dram": 1}
     before = vmstat.Sample(10.0, counters, (tier("hbm"),), CALM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import typer
@@ -14,7 +14,6 @@ from attnix.syscalls.types import PressureResult, TierRow
 
 from ..errors import CommandError
 from ..output import FromOption, JsonOption, SocketOption, System, look_at, print_json, show, table
-from ..units import count
 
 _HEADER_EVERY: Final = 20  # lines
 
@@ -60,7 +59,7 @@ def vmstat(
     A counter of events is there from its first one on.  Of the lines: RUN contexts have work and TOOL wait for a tool; FREE and
     CACHE are frames of hbm; COMP and GEN are tokens computed and generated per second, HIT full blocks that prompts found in hbm and
     LOAD those loaded from slower tiers, FAULT, EVICT and PREEMPT such events, CALLS system calls; SOME% is the share of the last ten seconds in which
-    somebody waited for frames.  With --json every line is a document.
+    somebody waited for frames.  12k are 12,000 and more.  With --json every line is a document.
     """
     if source and interval:
         raise CommandError(f"vmstat {interval:g} needs a running system: {source} is a dump, which is only looked at")
@@ -85,8 +84,8 @@ def _watch(system: System, interval: float, lines: int, as_json: bool) -> None:
                 print_json({name: round(value, 1) for name, value in rates._asdict().items()})
             else:
                 if number % _HEADER_EVERY == 0:
-                    print(" ".join(f"{head:>8}" for head in _heads()))
-                print(" ".join(f"{count(round(value)):>8}" for value in _shown(rates)), flush=True)
+                    print(_line(_HEADS))
+                print(_line([_short(round(value)) for value in (*rates[:-1], rates.some / 10)]), flush=True)
             if number + 1 == lines:
                 return
     except KeyboardInterrupt:  # that is how it is ended
@@ -128,9 +127,18 @@ def between(before: Sample, after: Sample) -> Rates:
     )  # fmt: skip
 
 
-def _heads() -> list[str]:
-    return [*(name.upper() for name in Rates._fields[:-1]), "SOME%"]
+_HEADS: Final = (*(name.upper() for name in Rates._fields[:-1]), "SOME%")
 
 
-def _shown(rates: Rates) -> tuple[float, ...]:
-    return (*rates[:-1], rates.some / 10)
+def _short(number: int) -> str:
+    """At most five characters: thousands and millions of what is longer."""
+    for unit in ("", "k", "M"):
+        if number < (10_000 if unit else 100_000):
+            break
+        number //= 1000
+    return f"{number}{unit}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    """All columns, on 80 of a terminal's."""
+    return " ".join(cell.rjust(max(5, len(head))) for cell, head in zip(cells, _HEADS, strict=True))
