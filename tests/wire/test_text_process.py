@@ -98,6 +98,7 @@ def test_jobs_survive_their_worker(model: Path) -> None:
 
     async def use(service: TextService) -> None:
         first = service.worker_pid
+        os.kill(first, signal.SIGSTOP)  # or it may be through with all of them
         jobs = [job(service.encode, f"job {n} " * 200, 0) for n in range(200)]
         os.kill(first, signal.SIGKILL)
         done = [read(service, outcome) for outcome in await asyncio.gather(*jobs)]
@@ -116,6 +117,7 @@ def test_a_job_that_kills_its_worker_fails_alone(model: Path, monkeypatch: pytes
     spawn = Worker._spawn
 
     async def use(service: TextService) -> None:
+        os.kill(service.worker_pid, signal.SIGSTOP)  # it does none of them meanwhile
         poison, good = job(service.encode, "poison", 0), job(service.encode, "good", 0)
 
         def killed(worker: Worker) -> None:
@@ -124,7 +126,7 @@ def test_a_job_that_kills_its_worker_fails_alone(model: Path, monkeypatch: pytes
                 os.kill(worker.pid, signal.SIGKILL)
 
         monkeypatch.setattr(Worker, "_spawn", killed)
-        os.kill(service.worker_pid, signal.SIGKILL)  # what it was sent has not left us
+        os.kill(service.worker_pid, signal.SIGKILL)
         assert (await poison).code == E.EIO
         assert read(service, await good) == "good"
 
