@@ -29,6 +29,7 @@ from .grammar import TOP_K, Path, draw
 from .pins import pin_beginnings
 from .plan import Plan, plan
 from .tools.protocol import Call, Heard, Said, Scanner
+from .tools.scanners import Thinking
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -116,7 +117,7 @@ class Turn:
             start = len(conversation.tokens)
             yield Begun(start, made.trimmed)
             contexts = [conversation.context, *(await self._in_time(self._forks(ask.n - 1)))]
-            replies = [Reply(i, self._scanner(), 1 if ask.one_call else _MOST_CALLS) for i in range(ask.n)]
+            replies = [Reply(i, self._scanner(made), 1 if ask.one_call else _MOST_CALLS) for i in range(ask.n)]
             paths = [grammar.copy() if grammar else None for _ in contexts]
             if ask.n == 1:
                 async for piece in self._reply(contexts[0], replies[0], paths[0], start):
@@ -239,10 +240,17 @@ class Turn:
         context = self._conversation.context
         return await self._with_room(lambda: context.fork(n))
 
-    def _scanner(self) -> Scanner | None:
-        if not self._ask.scan:
+    def _scanner(self, made: Plan) -> Scanner | None:
+        ask, words = self._ask, self._gateway.words
+        if not ask.scan:
             return None
-        return self._gateway.words.family.scanner(frozenset(tool.name for tool in self._ask.tools))
+        opening, closing = words.family.thoughts
+        # A grammar of calls holds from the first token on: whatever the prompt ends with, no thought comes first.
+        begun = made.pieces[-1].text.rstrip().endswith(opening) if made.pieces and not ask.lark else False
+        if ask.prefill and not ask.lark:
+            begun = ask.prefill.rfind(opening) > ask.prefill.rfind(closing) or (begun and closing not in ask.prefill)
+        inner = words.family.scanner(frozenset(tool.name for tool in ask.tools))
+        return Thinking(inner, (opening, closing), begun=begun, drop=opening in words.marker_ids)
 
     # -- replies --------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Words:
 
     @property
     def marker_ids(self) -> dict[str, int]:
-        """Control tokens in which this family's calls are written."""
+        """Control tokens in which this family's calls and thoughts are written."""
         return self._marker_ids
 
     async def load(self, client: AsyncClient) -> None:
@@ -88,7 +88,9 @@ class Words:
             if model is not None:
                 self._family = family_of(model)
                 names = {model.token_bytes[token].decode("utf-8", "replace"): token for token in model.special_ids}
-                self._marker_ids = {name: names[name] for name in self._family.markers if name in names}
+                self._marker_ids = {
+                    name: names[name] for name in (*self._family.markers, *self._family.thoughts) if name in names
+                }
                 gc.collect()
                 gc.freeze()  # its tables stay: let no collection look through them
         self._uname = uname

@@ -17,7 +17,7 @@ from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import ConnectionLost, NotFound, StaleHandle, TooBig
 
 from .patience import patiently
-from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, ends_in_a_string, parse, response
+from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, goes_on, parse, response, spoken
 from .tools import Tool
 
 MAX_TURNS: Final = 8
@@ -65,9 +65,9 @@ def by_generating(max_tokens: int, options: GenerateOptions) -> Decide:
         while True:
             result = await patiently(partial(context.generate, left, **asked))
             left, said = left - result.usage.generated_tokens, said + result.text
-            if result.stop != CLOSE or left <= 0 or not ends_in_a_string(said):
+            if result.stop != CLOSE or left <= 0 or not goes_on(said):
                 return said
-            said += CLOSE  # it stands in an argument, whose end is still to come
+            said += CLOSE  # it stands in an argument or a thought, whose end is still to come
             await patiently(partial(context.append, CLOSE, more=True))
 
     return decide
@@ -112,7 +112,7 @@ async def _turns(
     steps: list[Step] = []
     while True:
         said = await decide(context)
-        if OPEN not in said:
+        if OPEN not in spoken(said):
             return Outcome("answer", said.strip(), tuple(steps))
         if len(steps) == max_turns:
             return Outcome("turns", said.strip(), tuple(steps))

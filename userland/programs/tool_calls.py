@@ -16,6 +16,7 @@ from .tools import Tool
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
+_THINK: Final = ("<think>", "</think>")
 MAX_RESULT_CHARS: Final = 4000
 _EXAMPLE: Final = '<tool_call>{"name": "...", "arguments": {...}}</tool_call>'
 _DECODER: Final = json.JSONDecoder(strict=False)
@@ -41,6 +42,7 @@ def parse(text: str) -> ToolCall | None:
     names of the two keys, arguments as a string of JSON or beside the name.  Tags in a string of the call are a part of it.
     Error: BadCall.
     """
+    text = spoken(text)
     found: Any = None
     refusal: BadCall | None = None
     at = 0
@@ -77,8 +79,16 @@ def parse(text: str) -> ToolCall | None:
     return ToolCall(name, given)
 
 
-def ends_in_a_string(text: str) -> bool:
-    """Whether a call has begun that breaks off in one of its strings: `</tool_call>` would not be its end there."""
+def spoken(text: str) -> str:
+    """Without the thought that it begins with, in which no call stands; nothing while that has no end."""
+    return text.partition(_THINK[1])[2] if text.lstrip().startswith(_THINK[0]) else text
+
+
+def goes_on(text: str) -> bool:
+    """Whether `</tool_call>` would be no end of a call here: it stands in a thought, or in a string of a call."""
+    text = spoken(text)
+    if not text:
+        return True
     at = 0
     while (begun := text.find(OPEN, at)) >= 0:
         at = begun + len(OPEN)
