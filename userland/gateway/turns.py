@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from attnix.syscalls import AsyncClient, AsyncContext, AttnixError, ConnectionLost
 from attnix.syscalls.client import GenerateOptions
-from attnix.syscalls.exceptions import BadHandle, NoMemory, NotFound, QuotaExceeded, StaleHandle, SyscallError, TooBig
+from attnix.syscalls.exceptions import (
+    BadHandle,
+    DeviceDown,
+    NoMemory,
+    NotFound,
+    QuotaExceeded,
+    StaleHandle,
+    SyscallError,
+    TooBig,
+)
 from attnix.syscalls.records import unpack_ids
 from attnix.syscalls.text import TextStream, TokenTable
 from attnix.syscalls.types import GenerateResult, TokensNote, Usage
@@ -165,10 +174,10 @@ class Turn:
         assert conversation is not None
         try:
             await self._append(conversation, made)
-        except (NotFound, StaleHandle, BadHandle):
+        except (NotFound, StaleHandle, BadHandle, DeviceDown):
             if found is None:
                 raise
-            gateway.dispose(found)  # somebody has killed it meanwhile: the prompt is what it is
+            gateway.dispose(found)  # somebody has killed it meanwhile, or its device: the prompt is what it is
             made = await self._plan(None, False, room)
             self._conversation = None
             conversation = self._conversation = await self._new(client)
