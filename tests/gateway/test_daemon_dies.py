@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from .conftest import Gateway
-from .rig import DEADLINE_S, Daemon, Process, calls, says, until
+from .rig import DEADLINE_S, TEMPLATE, Daemon, Process, calls, says, until, write_text
 from .test_cases import TOOL
 
 
@@ -71,6 +71,21 @@ def test_a_kept_context_on_a_device_that_is_gone_is_begun_anew(gateway: Gateway,
     assert turn() == 0 and device() == "hbm1", "all of it is computed there"
     messages.append({"role": "user", "content": "And?"})
     assert turn() > 100, "and kept"
+
+
+def test_a_daemon_that_comes_back_with_another_template(gateway: Gateway) -> None:
+    """The weights are the same, and so is the path: the prompts would be those of the model as it was."""
+    served = gateway(script=says("yes"))
+    before = served.chat("hi").json()["usage"]["prompt_tokens"]
+    served.daemon.process.stop(signal.SIGKILL)
+    until(lambda: served.http.get("/readyz").status_code == 503, "the gateway's notice of it")
+    write_text(
+        Path(served.daemon.socket).parents[1] / "model",
+        TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\nWell, {% endif %}"),
+    )
+    served.daemon.again()
+    until(lambda: served.http.get("/readyz").status_code == 200, "the gateway's return")
+    assert served.chat("hi").json()["usage"]["prompt_tokens"] == before + len("Well, ")
 
 
 def test_a_tokenizer_that_cannot_be_loaded_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
