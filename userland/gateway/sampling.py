@@ -45,6 +45,7 @@ def sampled(ask: Ask, request: ChatRequest | CompletionRequest) -> None:
     ask.frequency_penalty = request.frequency_penalty or 0.0
     ask.ignore_eos = bool(request.ignore_eos)
     ask.n = request.n or 1
+    ask.salt = request.cache_salt or ""
     ask.stop = as_stops(request.stop)
 
 

@@ -157,8 +157,8 @@ class Turn:
         found: Conversation | None = None
         same = False
         if ask.keep and ask.n == 1 and ask.messages:
-            prints = fingerprints(ask.key.name, ask.messages)
-            seen = gateway.parked.find(ask.key.name, ask.messages, prints)
+            prints = fingerprints(ask.owner, ask.messages)
+            seen = gateway.parked.find(ask.owner, ask.messages, prints)
             if seen is not None:
                 found, same = seen
                 self._conversation = found  # it goes with this request, whatever becomes of it
@@ -200,15 +200,15 @@ class Turn:
         return (await self._plan(None, False, self._gateway.words.uname.window_tokens)).tokens
 
     async def _new(self, client: AsyncClient) -> Conversation:
-        gateway, key = self._gateway, self._ask.key
-        group, domain = gateway.keys.full(key.group), gateway.keys.full(key.domain)
+        gateway, ask, key = self._gateway, self._ask, self._ask.key
+        group, domain = gateway.keys.full(key.group), gateway.keys.full(ask.domain)
         process = await self._with_room(lambda: gateway.spawn(client, key.name, group=group, domain=domain))
         try:
             context = await self._with_room(process.alloc_context)
         except BaseException:
             gateway.end_process(client, process.pid)
             raise
-        return Conversation(key.name, gateway.upstream.connection, process, context)
+        return Conversation(key.name, gateway.upstream.connection, process, context, ask.owner)
 
     async def _with_room(self, call: Callable[[], Awaitable[R]]) -> R:
         """`call`, given up kept contexts and pins for when there is no room for another: of this group if it is full."""
@@ -464,7 +464,7 @@ class Turn:
             waiting = await conversation.context.wait_tool(tool, deadline=gateway.settings.parked_s)
             conversation.wait = waiting.wait
         told = [*ask.messages, _as_sent_back(reply, ids)]
-        prints = fingerprints(ask.key.name, told)
+        prints = fingerprints(ask.owner, told)
         self._kept = True
         for leaving in gateway.parked.park(conversation, prints[-1], ids):
             gateway.dispose(leaving)
