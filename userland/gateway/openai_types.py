@@ -120,6 +120,19 @@ class Unserved(Struct, kw_only=True):
     chat_template: Any = None
     chat_template_kwargs: Any = None
     documents: Any = None
+    lora_path: Any = None  # SGLang's
+    min_new_tokens: Any = None
+    stop_regex: Any = None
+    no_stop_trim: Any = None
+    custom_logit_processor: Any = None
+    length_penalty: Any = None  # and of others; some are sent with what changes nothing (sampling.py)
+    typical_p: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    mirostat: Any = None
+    add_generation_prompt: Any = None
+    skip_special_tokens: Any = None
+    web_search_options: Any = None
 
 
 class ChatRequest(Unserved, kw_only=True):
