@@ -184,6 +184,24 @@ def test_a_call_in_a_thought_is_none(serve: Serve) -> None:
     assert given == ["yes"] and outcome.reason == "answer"
 
 
+def test_a_call_in_a_thought_that_the_prompt_began_is_none(serve: Serve) -> None:
+    """As templates of models that always think have it."""
+    thought = f"{call('tool', text='no')}</tool_call>"
+    path = serve(**WINDOW, scripts=[[*thought.encode()], [*b"</think>Done.", 3]], stop_tokens=[3])
+    generating = by_generating(200, {"temperature": 0.0})
+
+    async def decide(context: AsyncContext) -> str:
+        await context.append("<think>\n")
+        return await generating(context)
+
+    async def work() -> Outcome:
+        async with nothing_left(path) as system:
+            return await run_agent(system, "?", [tool(str)], decide=decide)
+
+    outcome: Outcome = run(work())
+    assert outcome == Outcome("answer", f"<think>{thought}</think>Done.", ())
+
+
 def test_what_the_context_holds(serve: Serve) -> None:
     """The rig's template writes `role:content;` and its tokens are bytes: the log's length says what was appended."""
     path = serve(**WINDOW)

@@ -17,7 +17,8 @@ from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import ConnectionLost, NotFound, StaleHandle, TooBig
 
 from .patience import patiently
-from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, goes_on, parse, response, spoken
+from .thoughts import THINK, spoken, thinks
+from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, goes_on, parse, response
 from .tools import Tool
 
 MAX_TURNS: Final = 8
@@ -61,7 +62,8 @@ def by_generating(max_tokens: int, options: GenerateOptions) -> Decide:
         stop = options.get("stop", ())
         stops = (CLOSE, *((stop,) if isinstance(stop, str) else stop))
         asked: GenerateOptions = {**options, "stop": stops}
-        left, said = max_tokens, ""
+        # What a template begins a thought with is said, though not by the model.
+        left, said = max_tokens, THINK if await thinks(context) else ""
         while True:
             result = await patiently(partial(context.generate, left, **asked))
             left, said = left - result.usage.generated_tokens, said + result.text

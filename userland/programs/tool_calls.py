@@ -12,11 +12,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from .thoughts import spoken
 from .tools import Tool
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
-_THINK: Final = ("<think>", "</think>")
 MAX_RESULT_CHARS: Final = 4000
 _EXAMPLE: Final = '<tool_call>{"name": "...", "arguments": {...}}</tool_call>'
 _DECODER: Final = json.JSONDecoder(strict=False)
@@ -77,11 +77,6 @@ def parse(text: str) -> ToolCall | None:
     if not isinstance(given, dict):
         raise BadCall(f"the arguments of {name} are no JSON object: write {_EXAMPLE}")
     return ToolCall(name, given)
-
-
-def spoken(text: str) -> str:
-    """Without the thought that it begins with, in which no call stands; nothing while that has no end."""
-    return text.partition(_THINK[1])[2] if text.lstrip().startswith(_THINK[0]) else text
 
 
 def goes_on(text: str) -> bool:
