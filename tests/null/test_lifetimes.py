@@ -243,15 +243,16 @@ def test_a_driver_that_is_gone_for_good_leaves_nobody_hanging() -> None:
     assert client.result(begun).reason == "killed", "what has begun ends in a reason"
     assert client.replies[forward].code == E.EHOSTDOWN
     length = client.call("stat", ctx).tokens
-    for call in (
-        ("generate", ctx, 3),
-        ("append", ctx, ints([4])),
-        ("append", ctx, ints([4]), "", (), True),
-        ("resume", waiting, 0, ints([4])),
-    ):
+    calls: list[tuple[str, tuple[object, ...]]] = [
+        ("generate", (ctx, 3)),
+        ("append", (ctx, ints([4]))),
+        ("append", (ctx, ints([4]), "", (), True)),
+        ("resume", (waiting, 0, ints([4]))),
+    ]
+    for name, arguments in calls:
         with pytest.raises(Errno) as error:
-            client.call(*call)
-        assert error.value.code is E.EHOSTDOWN and "no such model file" in str(error.value), call
+            client.call(name, *arguments)
+        assert error.value.code is E.EHOSTDOWN and "no such model file" in str(error.value), name
     system.driver_up(0)
     assert client.call("stat", ctx).tokens == length and client.call("resume", waiting, 0, ints([4])).appended == 1
     assert len(tokens_of(client.call("generate", ctx, 3).tokens)) == 3

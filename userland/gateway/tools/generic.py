@@ -23,7 +23,7 @@ class Generic:
 
     name = "generic"
     markers: tuple[str, ...] = ()
-    thoughts = THINK
+    thoughts: tuple[str, str] = THINK
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

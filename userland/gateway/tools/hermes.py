@@ -22,7 +22,7 @@ class Hermes:
 
     name = "hermes"
     markers: tuple[str, ...] = ()
-    thoughts = THINK
+    thoughts: tuple[str, str] = THINK
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

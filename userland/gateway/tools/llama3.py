@@ -20,7 +20,7 @@ class Llama3:
 
     name = "llama3"
     markers: tuple[str, ...] = (PYTHON_TAG,)
-    thoughts = THINK
+    thoughts: tuple[str, str] = THINK
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

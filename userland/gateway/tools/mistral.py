@@ -38,7 +38,7 @@ class Mistral:
 
     name = "mistral"
     markers: tuple[str, ...] = (MARKER, CALL_ID, ARGUMENTS)
-    thoughts = ("[THINK]", "[/THINK]")
+    thoughts: tuple[str, str] = ("[THINK]", "[/THINK]")
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
