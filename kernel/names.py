@@ -75,6 +75,9 @@ class Names:
     def __init__(self, machine: Machine) -> None:
         self._m = machine
         self._names: dict[tuple[int, str], Context] = {}  # (uid, name)
+        self._absent: dict[
+            tuple[int, str], ContextRecord
+        ] = {}  # names of what stays in the journal, since it does not fit
         self._sessions: dict[str, dict[Cid, Context]] = {}  # kept contexts of each session
         self._live: dict[str, Conn] = {}  # sessions that have a connection
         self._orphans: dict[tuple[int, int], Context] = {}  # (conn, request) of a generation without its client
@@ -90,9 +93,17 @@ class Names:
     def named(self, uid: int, name: str) -> Context:
         """ENOENT."""
         context = self._names.get((uid, name))
+        if context is None and (absent := self.absent(uid, name)):
+            text = f"{name!r} names context {absent}, which does not fit (slots or window) and waits in the journal"
+            raise Errno(E.ENOENT, f"{text}: boot with more, or unlink it", name=name, cid=absent)
         if context is None:
             raise Errno(E.ENOENT, f"nothing is named {name!r}; `names` lists what is", name=name)
         return context
+
+    def absent(self, uid: int, name: str) -> int:
+        """Cid of the context of this name that stays in the journal; 0: there is none."""
+        record = self._absent.get((uid, name))
+        return record.cid if record is not None else 0
 
     def of_uid(self, uid: int) -> list[Context]:
         found = {c.cid: c for c in self._m.contexts.values() if c.kept is not None and uid in (0, c.process.uid)}
@@ -138,6 +149,11 @@ class Names:
             self._unkeep(context)
         else:
             self._m.release(context)
+
+    def unlink_absent(self, uid: int, name: str) -> None:
+        """The same of one that stays in the journal.  Requires: `absent`."""
+        record = self._absent.pop((uid, name))
+        self._m.emit(Journal((record._replace(name="") if record.detached else DropRecord(record.cid),)))
 
     def _unkeep(self, context: Context) -> None:
         """A context like any other from now on.  Its orphan, if it has one, is let go with its client's request."""
@@ -446,6 +462,8 @@ class Names:
             slot = self._open(record, log)
             if slot < 0:
                 left += 1
+                if record.name:
+                    self._absent[record.uid, record.name] = record
                 continue
             device = m.core.slot_device(slot)
             keeper = self._keeper(m.groups.named(record.group or f"uid:{record.uid}"))

@@ -296,6 +296,7 @@ def append(m: Machine, connection: Connection, call: Syscall, args: c.AppendArgs
     no_text(args.text, args.messages)
     quiet(context, "append")
     awake(context, "append")
+    computable(m, context)
     n = check_tokens(m, args.tokens)
     if behind(context, call):
         return None

@@ -64,6 +64,11 @@ def publish(m: Machine, connection: Connection, call: Syscall, args: c.PublishAr
                 E.EEXIST, f"{args.name!r} names context {other.cid}: use `replace`, or unlink it", cid=other.cid
             )
         names.unlink(other)
+    if absent := names.absent(context.process.uid, args.name):
+        if not args.replace:
+            text = f"{args.name!r} names context {absent}, which does not fit (slots or window)"
+            raise Errno(E.EEXIST, f"{text}: use `replace`, or unlink it", cid=absent)
+        names.unlink_absent(context.process.uid, args.name)
     names.publish(context, args.name)
     m.errands.save(context)
     return c.Empty()
@@ -96,7 +101,10 @@ def open_(m: Machine, connection: Connection, call: Syscall, args: c.OpenArgs) -
 
 
 def unlink(m: Machine, connection: Connection, call: Syscall, args: c.UnlinkArgs) -> c.Empty:
-    m.names.unlink(m.names.named(connection.uid, args.name))
+    if m.names.absent(connection.uid, args.name):
+        m.names.unlink_absent(connection.uid, args.name)
+    else:
+        m.names.unlink(m.names.named(connection.uid, args.name))
     return c.Empty()
 
 

@@ -62,6 +62,7 @@ def resume(m: Machine, connection: Connection, call: Syscall, args: c.ResumeArgs
     context = _target(m, connection, args)
     no_text(args.text, args.messages)
     m.lifetimes.check(context, args.wait)
+    computable(m, context)
     n = check_tokens(m, args.tokens)
     if behind(context, call):
         return None

@@ -102,6 +102,28 @@ def test_of_calls_that_may_not_be_parallel_the_first_is_told(gateway: Gateway) -
     assert spent[0] == spent[1]
 
 
+def test_case_2_requests_share_with_those_of_their_salt(gateway: Gateway) -> None:
+    """vLLM's cache_salt: not taken and not refused, a client would think its tenants kept apart.  A kept conversation is found
+    by those of its salt too, or the time to the first token told what another's said."""
+    served = gateway(scripts=[says("Hello.")])
+    asked = [{"role": "user", "content": "How are you? " * 20}]
+
+    def cached(path: str = "/v1/chat/completions", **body: Any) -> int:
+        got = served.http.post(path, json={"temperature": 0, "max_tokens": 20, **body})
+        assert got.status_code == 200, got.text
+        found: int = got.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"cache_salt": "a\0b"}):
+        assert cached(messages=asked, **salt) == 0 and cached(messages=asked, **salt) > 200, salt
+        assert cached("/v1/completions", prompt="Well, " * 40, **salt) == 0, salt
+        assert cached("/v1/completions", prompt="Well, " * 40, **salt) > 200, salt
+    again = [*asked, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "So?"}]
+    assert cached(messages=again, cache_salt="c") == 0 and cached(messages=again, cache_salt="a") > 200
+    for wrong in ("", 1, ["a"], "a" * 2000):
+        assert served.chat("hi", cache_salt=wrong).status_code == 400, wrong
+
+
 def test_kept_contexts_have_a_limit_and_an_age(gateway: Gateway) -> None:
     served = gateway("--max-parked", "2", script=says("yes"))
     for n in range(5):

@@ -12,7 +12,8 @@ import httpx2 as httpx
 import pytest
 
 from .conftest import Gateway
-from .rig import DEADLINE_S, Daemon, Process, says, until
+from .rig import DEADLINE_S, TEMPLATE, Daemon, Process, calls, says, until, write_text
+from .test_cases import TOOL
 
 
 def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
@@ -39,6 +40,52 @@ def test_the_daemon_dies_and_comes_back(gateway: Gateway) -> None:
     again = served.http.post("/v1/chat/completions", json=kept).json()
     follow = [*kept["messages"], again["choices"][0]["message"], {"role": "user", "content": "more"}]  # type: ignore[misc]
     assert served.http.post("/v1/chat/completions", json={**kept, "messages": follow}).status_code == 200
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_kept_context_on_a_device_that_is_gone_is_begun_anew(gateway: Gateway, waits: bool) -> None:
+    """The prompt is in the request, and there is another device: that is no reason to send the client away."""
+    said = calls("weather", city="Oslo") if waits else "Hello."
+    served = gateway(accels=2, scripts=[says(said), says("It rains.")])
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Well?"}]
+
+    def turn() -> Any:
+        got = served.http.post("/v1/chat/completions", json={"messages": messages, "tools": TOOL, "temperature": 0})
+        assert got.status_code == 200, got.text
+        messages.append(got.json()["choices"][0]["message"])
+        return got.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def device() -> str:
+        with served.daemon.client() as client:
+            return {c.device for p in client.ps().processes if p.name == "local" for c in p.contexts}.pop()
+
+    turn()
+    assert device() == "hbm0"
+    served.daemon.process.popen.send_signal(signal.SIGUSR1)
+    with served.daemon.client() as client:
+        until(lambda: client.tiers().tiers[0].state != "up", "the end of the device")
+    call = (messages[-1].get("tool_calls") or [{}])[0].get("id")
+    messages.append(
+        {"role": "tool", "content": "rain", "tool_call_id": call} if call else {"role": "user", "content": "So?"}
+    )
+    assert turn() == 0 and device() == "hbm1", "all of it is computed there"
+    messages.append({"role": "user", "content": "And?"})
+    assert turn() > 100, "and kept"
+
+
+def test_a_daemon_that_comes_back_with_another_template(gateway: Gateway) -> None:
+    """The weights are the same, and so is the path: the prompts would be those of the model as it was."""
+    served = gateway(script=says("yes"))
+    before = served.chat("hi").json()["usage"]["prompt_tokens"]
+    served.daemon.process.stop(signal.SIGKILL)
+    until(lambda: served.http.get("/readyz").status_code == 503, "the gateway's notice of it")
+    write_text(
+        Path(served.daemon.socket).parents[1] / "model",
+        TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\nWell, {% endif %}"),
+    )
+    served.daemon.again()
+    until(lambda: served.http.get("/readyz").status_code == 200, "the gateway's return")
+    assert served.chat("hi").json()["usage"]["prompt_tokens"] == before + len("Well, ")
 
 
 def test_a_tokenizer_that_cannot_be_loaded_yet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,10 @@ def test_refusals(gateway: Gateway) -> None:
         ({**CHAT, "logit_bias": {"5": 1}}, "logit_bias"),
         ({**CHAT, "min_tokens": 5}, "min_tokens"),
         ({**CHAT, "guided_json": {"type": "object"}}, "guided_json"),
+        ({**CHAT, "lora_path": "mine"}, "lora_path"),
+        ({**CHAT, "typical_p": 0.5}, "typical_p"),
+        ({**CHAT, "length_penalty": 0}, "length_penalty"),
+        ({**CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
         ({**CHAT, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({**CHAT, "truncate_prompt_tokens": 8}, "truncate_prompt_tokens"),
         ({**CHAT, "top_logprobs": 3}, "top_logprobs"),
@@ -67,6 +71,14 @@ def test_refusals(gateway: Gateway) -> None:
     assert served.http.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
     assert served.http.get("/healthz", headers={"host": "evil.example"}).status_code == 200
     assert served.http.get("/v1/models", headers={"host": "evil.example:80"}).status_code == 403
+    assert served.chat(typical_p=1.0, skip_special_tokens=True, min_tokens=0).status_code == 200
+    for field in (
+        {"mcp_servers": [{"url": "x"}]},
+        {"output_format": {"type": "xml"}},
+        {"output_config": {"format": {"type": "json_schema"}}},
+    ):
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, **field}
+        assert served.http.post("/v1/messages", json=body).status_code == 400, field
     said = served.http.post("/v1/messages", json={"messages": [{"role": "user", "content": "hi"}]}).json()
     assert said["type"] == "error" and said["error"]["type"] == "invalid_request_error"
     counts = []

@@ -115,6 +115,11 @@ KINDS: list[tuple[str, str, dict[str, Any]]] = [
     (MESSAGES, "cut", {"max_tokens": 21}),
     (MESSAGES, "stop", {"stop_sequences": STOPS}),
     (MESSAGES, "tools", {"tools": ANTHROPIC_TOOLS}),
+    (
+        MESSAGES,
+        "schema",
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "max_tokens": ENOUGH},
+    ),
     (MESSAGES, "required", {"tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "any"}, "max_tokens": ENOUGH}),
 ]
 
@@ -298,7 +303,7 @@ def check_valid(asked: Asked, reply: Reply) -> None:
         for name, arguments in reply.calls:
             jsonschema.validate(json.loads(arguments), {"pet": SCHEMA, "nothing": NOTHING}[name])
         return
-    assert reply.reason == "stop" and not reply.calls
+    assert reply.reason in ("stop", "end_turn") and not reply.calls
     jsonschema.validate(json.loads(reply.text), SCHEMA if asked.kind == "schema" else {"type": "object"})
 
 

@@ -21,9 +21,12 @@ from attnix.userland.gateway.tools.generic import Generic
 from attnix.userland.gateway.tools.hermes import Hermes
 from attnix.userland.gateway.tools.llama3 import Llama3
 from attnix.userland.gateway.tools.mistral import Mistral
-from attnix.userland.gateway.tools.protocol import Call, Family, Heard, Said, Tool
+from attnix.userland.gateway.tools.protocol import Call, Family, Heard, Said, Scanner, Tool
+from attnix.userland.gateway.tools.scanners import Thinking
 
-from .rig import TEMPLATE, VOCAB, write_text
+from .conftest import Gateway
+from .rig import TEMPLATE, VOCAB, says, sse, write_text
+from .rig import calls as written
 
 WEATHER = Call("weather", '{"city": "Oslo"}')
 TIME = Call("time", "{}")
@@ -97,7 +100,10 @@ READ: list[tuple[Family, str, str, list[Call]]] = [
 
 
 def heard(family: Family, parts: Sequence[str]) -> tuple[str, list[Call]]:
-    scanner = family.scanner(NAMES)
+    return heard_by(family.scanner(NAMES), parts)
+
+
+def heard_by(scanner: Scanner, parts: Sequence[str]) -> tuple[str, list[Call]]:
     found: list[Heard] = [one for part in parts for one in scanner.push(part)]
     found += scanner.finish()
     return "".join(one.text for one in found if isinstance(one, Said)), [one for one in found if isinstance(one, Call)]
@@ -109,6 +115,65 @@ def test_calls_are_read_however_the_text_is_cut(case: int, cuts: list[int]) -> N
     family, text, words, calls = READ[case]
     at = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     assert heard(family, [text[a:b] for a, b in itertools.pairwise(at)]) == (words, calls)
+
+
+JSON = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+THOUGHT = f"<think>\nI could {TAGGED}, or not: {JSON}\n</think>"
+THOUGHT_OF: list[tuple[Family, bool, str, str, list[Call]]] = [
+    (Hermes(), False, f"{THOUGHT}\n\nIt rains.", f"{THOUGHT}\n\nIt rains.", []),
+    (Hermes(), False, f"\n{THOUGHT}\n\n{TAGGED_TIME}", f"\n{THOUGHT}", [TIME]),
+    (Hermes(), True, f"{TAGGED}?\n</think>\n{TAGGED_TIME}", f"{TAGGED}?\n</think>", [TIME]),
+    (Hermes(), False, f"Well.\n{THOUGHT}{TAGGED_TIME}{THOUGHT}", f"Well.\n{THOUGHT}{THOUGHT}", [TIME]),
+    (Hermes(), False, f"<think>{TAGGED}", f"<think>{TAGGED}", []),
+    (Hermes(), False, f"A <think> begins so: {TAGGED_TIME}", "A <think> begins so:", [TIME]),
+    (Hermes(), False, tagged(Call("time", '{"a": "<think>\\n</think>"}')), "", [Call("time", '{"a": "<think>\\n</think>"}')]),
+    (Generic(), False, f"{THOUGHT}\n{JSON}", f"{THOUGHT}", [WEATHER]),
+    (Generic(), False, JSON.replace("Oslo", "<think>"), "", [Call("weather", '{"city": "<think>"}')]),
+    (Llama3(), True, f"{JSON}</think>{JSON}", f"{JSON}</think>", [WEATHER]),
+    (Mistral(), False, f"[THINK][TOOL_CALLS]{JSON}[/THINK][TOOL_CALLS][{JSON}]", f"[THINK][TOOL_CALLS]{JSON}[/THINK]", [WEATHER]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(THOUGHT_OF)))
+@given(cuts=st.lists(st.integers(0, 120), max_size=12))
+def test_what_is_thought_is_no_call(case: int, cuts: list[int]) -> None:
+    """A model that thinks writes down calls which it then does not make: to run them would do what nobody has asked for."""
+    family, begun, text, words, calls = THOUGHT_OF[case]
+    at = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    parts = [text[a:b] for a, b in itertools.pairwise(at)]
+    assert heard_by(Thinking(family.scanner(NAMES), family.thoughts, begun=begun), parts) == (words, calls)
+    # The tags may be control tokens, which come whole and are no text.
+    opening, closing = family.thoughts
+    said, found = heard_by(Thinking(family.scanner(NAMES), family.thoughts, begun=begun, drop=True), parts)
+    if opening not in repr(calls) and "A <think>" not in text:
+        assert (said, found) == (words.replace(opening, "").replace(closing, ""), calls)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_what_is_thought_is_no_call_over_http(gateway: Gateway, opened: bool) -> None:
+    """Whether the model opens its thought or the template has; a grammar leaves no room for one."""
+    template = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}") if opened else TEMPLATE
+    thought = f"{'' if opened else '<think>'}{written('weather')}</think>\n"
+    call, tools = f"{thought}{written('time')}", [{"type": "function", "function": {"name": "time"}}]
+    served = gateway(template=template, scripts=[says(call), says("It is 12.")])
+    got = served.chat(tools=tools).json()["choices"][0]
+    assert [each["function"]["name"] for each in got["message"]["tool_calls"]] == ["time"]
+    assert got["finish_reason"] == "tool_calls" and got["message"]["content"] == thought.rstrip()
+    events = sse(served.chat(tools=tools, stream=True))
+    told = [each for event in events for each in event["choices"][0]["delta"].get("tool_calls") or ()]
+    assert [each["function"]["name"] for each in told] == ["time"]
+    forced = served.chat(tools=tools, tool_choice="required", max_tokens=300, parallel_tool_calls=False).json()[
+        "choices"
+    ][0]
+    assert [each["function"]["name"] for each in forced["message"]["tool_calls"]] == ["time"]
+    said = served.http.post(
+        "/v1/messages",
+        json={
+            "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>" if not opened else "So"}],
+            "max_tokens": 500, "tools": [{"name": "time", "input_schema": {"type": "object"}}],
+        },
+    ).json()  # fmt: skip
+    assert [block["name"] for block in said["content"] if block["type"] == "tool_use"] == ["time"]
 
 
 @pytest.mark.parametrize("family", [Generic(), Llama3()], ids=lambda family: family.name)

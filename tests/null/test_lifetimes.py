@@ -235,15 +235,26 @@ def test_a_driver_that_is_gone_for_good_leaves_nobody_hanging() -> None:
     system.run(until=lambda: len(client.streamed.get(begun, [])) > 2 and len(client.streamed.get(fresh, [])) > 2)
     asked = client.call("fork", ctx).ctxs[0]
     forward = client.post("forward", asked, 3)
+    waiting = client.call("fork", ctx).ctxs[0]
+    client.post("wait_tool", waiting, "tool")
     system.pending[0].clear()
     system.step(DriverDown(0, 1, "killed"))
     system.step(DriverGone(0, "no such model file"))
     assert client.result(begun).reason == "killed", "what has begun ends in a reason"
     assert client.replies[forward].code == E.EHOSTDOWN
-    with pytest.raises(Errno) as error:
-        client.call("generate", ctx, 3)
-    assert error.value.code is E.EHOSTDOWN and "no such model file" in str(error.value)
+    length = client.call("stat", ctx).tokens
+    calls: list[tuple[str, tuple[object, ...]]] = [
+        ("generate", (ctx, 3)),
+        ("append", (ctx, ints([4]))),
+        ("append", (ctx, ints([4]), "", (), True)),
+        ("resume", (waiting, 0, ints([4]))),
+    ]
+    for name, arguments in calls:
+        with pytest.raises(Errno) as error:
+            client.call(name, *arguments)
+        assert error.value.code is E.EHOSTDOWN and "no such model file" in str(error.value), name
     system.driver_up(0)
+    assert client.call("stat", ctx).tokens == length and client.call("resume", waiting, 0, ints([4])).appended == 1
     assert len(tokens_of(client.call("generate", ctx, 3).tokens)) == 3
 
 

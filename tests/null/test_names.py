@@ -489,6 +489,32 @@ def test_what_does_not_fit_stays_in_the_journal() -> None:
     assert [row.name for row in other.call("names").rows] == ["n0", "n1", "n2", "n3"]
 
 
+@pytest.mark.parametrize("way", ["publish", "unlink", "detached"])
+def test_the_name_of_what_does_not_fit_is_taken(way: str) -> None:
+    """Given to another it would be back with both at the next boot, and who was told that it is theirs would have lost it."""
+    system = Durable()
+    client, _ = system.join()
+    long = named(client, "long", [1] * 100)
+    if way == "detached":
+        client.call("detach", long)
+    small = crash(system, window_tokens=32)
+    other, _ = small.join()
+    assert refused(E.ENOENT, other, "open", "long")["cid"] == 1
+    ctx = other.call("alloc_context").ctx
+    other.call("append", ctx, ints([2] * 10))
+    refused(E.EEXIST, other, "publish", ctx, "long")
+    if way == "publish":
+        other.call("publish", ctx, "long", True)
+    else:
+        other.call("unlink", "long")
+        other.call("publish", ctx, "long")
+    refused(E.ENOENT, other, "open", "longer")
+    large = crash(small)
+    other, _ = large.join()
+    rows = [(row.name, row.tokens) for row in other.call("names").rows]
+    assert rows == ([("", 100)] if way == "detached" else []) + [("long", 10)]
+
+
 def test_a_restored_context_is_computed_again_and_says_the_same() -> None:
     system = Durable()
     client, _ = system.join()

@@ -161,6 +161,50 @@ def test_a_tag_in_an_argument_does_not_end_the_call(serve: Serve) -> None:
     assert given == [written] and (outcome.reason, outcome.answer) == ("answer", "Done.")
 
 
+def test_a_call_in_a_thought_is_none(serve: Serve) -> None:
+    """The stop string ends the generation in the middle of the thought, which goes on behind it; and one that stays unfinished
+    ends in words."""
+    thought = f"<think>{call('tool', text='no')}</tool_call></think>"
+    whole = f"{thought}{call('tool', text='yes')}"
+    cut = whole.index("</tool_call>") + len("</tool_call>")
+    scripts = [
+        [*whole[:cut].encode()],
+        [*f"{whole[cut:]}</tool_call>".encode()],
+        [*f"<think>{call('tool', text='no')}".encode(), 3],
+    ]
+    path = serve(**WINDOW, scripts=scripts, stop_tokens=[3])
+    given: list[str] = []
+
+    async def note(text: str) -> str:
+        given.append(text)
+        return "noted"
+
+    async def work() -> Outcome:
+        async with nothing_left(path) as system:
+            return await run_agent(system, "?", [tool(note)], decide=by_generating(200, {"temperature": 0.0}))
+
+    outcome: Outcome = run(work())
+    assert given == ["yes"] and outcome.reason == "answer"
+
+
+def test_a_call_in_a_thought_that_the_prompt_began_is_none(serve: Serve) -> None:
+    """As templates of models that always think have it."""
+    thought = f"{call('tool', text='no')}</tool_call>"
+    path = serve(**WINDOW, scripts=[[*thought.encode()], [*b"</think>Done.", 3]], stop_tokens=[3])
+    generating = by_generating(200, {"temperature": 0.0})
+
+    async def decide(context: AsyncContext) -> str:
+        await context.append("<think>\n")
+        return await generating(context)
+
+    async def work() -> Outcome:
+        async with nothing_left(path) as system:
+            return await run_agent(system, "?", [tool(str)], decide=decide)
+
+    outcome: Outcome = run(work())
+    assert outcome == Outcome("answer", f"<think>{thought}</think>Done.", ())
+
+
 def test_what_the_context_holds(serve: Serve) -> None:
     """The rig's template writes `role:content;` and its tokens are bytes: the log's length says what was appended."""
     path = serve(**WINDOW)

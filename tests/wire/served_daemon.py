@@ -15,6 +15,7 @@ Run by conftest.py as a script; options come as one JSON object.  It says `ready
     pass_ms         what a forward takes
     turnstile       path of a FIFO: a forward ends when a byte is written there, and from an "o" on all do, until a "c"
     dram_frames     a second tier, of so many
+    accels          compute devices, without a second tier: SIGUSR1 takes the first one away for good
     text_ms         what a text job takes
     state           state directory, for a journal and snapshots; without it there are none
     uid             the uid that every client is said to have; null: the real one
@@ -26,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -41,7 +43,18 @@ from attnix.kernel.batch import SAMPLE
 from attnix.kernel.calls import FsckResult, Message
 from attnix.kernel.config import DeviceConfig, KernelConfig
 from attnix.kernel.errors import E, Panic
-from attnix.kernel.events import AttachTier, DriverUp, Effect, Event, Exec, Reply, Syscall, Transfer
+from attnix.kernel.events import (
+    AttachTier,
+    DriverDown,
+    DriverGone,
+    DriverUp,
+    Effect,
+    Event,
+    Exec,
+    Reply,
+    Syscall,
+    Transfer,
+)
 from attnix.kernel.geometry import KvShape
 from attnix.kernel.step import Kernel
 from attnix.kernel.tag import stored_bytes
@@ -106,18 +119,19 @@ class Turnstile:
 
 
 class SimPort:
-    """The simulated device: answers each pass after `delay_s`, and behind the turnstile.  dram: arena of the second tier."""
+    """The simulated devices: each answers a pass after `delay_s`, and behind the turnstile.  dram: arena of the second tier."""
 
-    def __init__(self, device: SimDevice, delay_s: float, turnstile: Turnstile | None, dram: bytearray) -> None:
-        self.device = device
+    def __init__(self, devices: list[SimDevice], delay_s: float, turnstile: Turnstile | None, dram: bytearray) -> None:
+        self.devices = devices
         self.daemon: Daemon
         self._delay_s = delay_s
         self._turnstile = turnstile
         self._dram = dram
 
     def exec(self, effect: Exec) -> None:
-        self.device.computed.clear()
-        done = self.device.execute(effect)
+        device = self.devices[effect.device]
+        device.computed.clear()
+        done = device.execute(effect)
         if self._turnstile is not None:
             self._turnstile.enter(lambda: self.daemon.feed(done))
         else:
@@ -125,7 +139,7 @@ class SimPort:
 
     def transfer(self, effect: Transfer) -> None:
         assert self._dram, "there is one tier"
-        asyncio.get_running_loop().call_soon(self.daemon.feed, self.device.transfer(effect, self._dram))
+        asyncio.get_running_loop().call_soon(self.daemon.feed, self.devices[0].transfer(effect, self._dram))
 
     def attach(self, effect: AttachTier) -> None:
         raise AssertionError("there is one tier")
@@ -208,8 +222,11 @@ class WrongKernel:
 async def serve(options: dict[str, Any]) -> int:
     frames, block = options.get("frames", 64), options.get("block_tokens", 4)
     vocab = options.get("vocab_tokens", 256)
-    sizes = [frames, *([options["dram_frames"]] if "dram_frames" in options else [])]
-    devices = [DeviceConfig(f"{tier}0", tier, size) for tier, size in zip(("hbm", "dram"), sizes, strict=False)]
+    accels = options.get("accels", 1)
+    devices = [DeviceConfig(f"hbm{number}", "hbm", frames) for number in range(accels)]
+    if "dram_frames" in options:
+        devices.append(DeviceConfig("dram0", "dram", options["dram_frames"]))
+    sizes = [device.capacity_frames for device in devices]
     config = KernelConfig(
         devices=tuple(devices),
         kv=KvShape(1, 1, 2, 2),
@@ -225,20 +242,22 @@ async def serve(options: dict[str, Any]) -> int:
         version="test",
         daemon_pid=os.getpid(),
     )
-    rows = memoryview(bytearray(config.layout.total_bytes))
-    kernel = Kernel(config, TwinCore(bytes(16), block, config.layout, sizes, [rows], 128))
+    rows = [memoryview(bytearray(config.layout.total_bytes)) for _ in range(accels)]
+    kernel = Kernel(config, TwinCore(bytes(16), block, config.layout, sizes, rows, 128))
     script = tuple(options.get("script", ()))
-    layout = (frames, config.layout, rows, block, vocab)
-    device: SimDevice
-    if "texts" in options:
-        device = TellingDevice(*layout, texts=options["texts"], likes=options.get("likes", []))
-    elif "scripts" in options:
-        device = ScriptedDevice(*layout, scripts=options["scripts"])
-    else:
-        device = SimDevice(*layout, script=script)
+
+    def device(number: int) -> SimDevice:
+        layout = (frames, config.layout, rows[number], block, vocab)
+        if "texts" in options:
+            return TellingDevice(*layout, texts=options["texts"], likes=options.get("likes", []))
+        if "scripts" in options:
+            return ScriptedDevice(*layout, scripts=options["scripts"])
+        return SimDevice(*layout, script=script)
+
+    computes = [device(number) for number in range(accels)]
     turnstile = Turnstile(options["turnstile"]) if "turnstile" in options else None
-    dram = bytearray(sum(sizes[1:]) * stored_bytes(device.frame_bytes))
-    port = SimPort(device, options.get("pass_ms", 0) / 1000, turnstile, dram)
+    dram = bytearray(sum(sizes[accels:]) * stored_bytes(computes[0].frame_bytes))
+    port = SimPort(computes, options.get("pass_ms", 0) / 1000, turnstile, dram)
     pieces = options.get("pieces", [chr(n) for n in range(128)] + [bytes([n]).hex() for n in range(128, 256)])
     text = None
     if pieces is not None:
@@ -272,6 +291,12 @@ async def serve(options: dict[str, Any]) -> int:
         durable.connect(daemon.feed)
     for number in range(len(devices)):
         daemon.feed(DriverUp(number, 1, 1 + number, "kept"))
+
+    def take_away() -> None:
+        daemon.feed(DriverDown(0, 1, "killed"))
+        daemon.feed(DriverGone(0, "no such device"))
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, take_away)
     return await daemon.run(ready=lambda: print("ready", flush=True))
 
 

@@ -21,6 +21,7 @@ from .anthropic_types import (
 from .ask import Ask
 from .errors import bad
 from .gateway import Gateway
+from .grammar import check_schema, json_grammar
 from .keys import Key
 from .tools.protocol import Tool
 
@@ -69,6 +70,16 @@ def _sampled(ask: Ask, body: MessagesRequest) -> None:
     ask.top_k = body.top_k or 0
     ask.seed = secrets.randbelow(1 << 63)
     ask.stop = tuple(body.stop_sequences or ())
+    for name in ("mcp_servers", "container"):
+        if getattr(body, name):
+            raise bad(f"{name} is not supported", name)
+    wanted = body.output_format or (body.output_config.format if body.output_config else None)
+    if wanted is not None:
+        param = "output_format" if body.output_format else "output_config"
+        if ask.lark or ask.prefill:
+            other = "a tool call that is required" if ask.lark else "a beginning of the reply"
+            raise bad(f"{other} leaves no room for {param}", param)
+        ask.lark, ask.lark_param, ask.scan = json_grammar(check_schema(wanted.schema, param)), param, False
 
 
 def _choose_tools(gateway: Gateway, ask: Ask, body: CountRequest) -> None:

@@ -80,6 +80,14 @@ class NoChoice(Struct, tag_field="type", tag="none"):
     pass
 
 
+class JsonFormat(Struct, tag_field="type", tag="json_schema"):
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    format: JsonFormat | None = None
+
+
 class CountRequest(Struct, kw_only=True):
     messages: Annotated[list[Message], Meta(min_length=1)]
     model: str = ""
@@ -98,6 +106,10 @@ class MessagesRequest(CountRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # as its beta had it
+    mcp_servers: list[Any] | None = None
+    container: Any = None
 
 
 messages_decoder: msgspec.json.Decoder[MessagesRequest] = msgspec.json.Decoder(MessagesRequest)

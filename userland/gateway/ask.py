@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ Logprob: TypeAlias = tuple[float, bytes, bytes]
 @dataclass
 class Ask:
     """
+    salt        only contexts of the same key and salt share a prefix with it; "": all of the key's domain
     messages    role, content, tool_calls, tool_call_id; contents are text
     tokens      instead of messages: a prompt as it is
     one_call    of the calls of a reply only the first counts
@@ -54,6 +56,20 @@ class Ask:
     trim: bool = False
     keep: bool = True
     body_bytes: int = 0
+    salt: str = ""
+
+    @property
+    def owner(self) -> str:
+        """Whose conversations it may go on in."""
+        return f"{self.key.name}\0{self.salt}" if self.salt else self.key.name
+
+    @property
+    def domain(self) -> str:
+        """Of the uid's domains the one in which it shares prefixes; "": the uid's own."""
+        if not self.salt:
+            return self.key.domain
+        parts = [part.encode("utf-8", "surrogatepass") for part in (self.key.domain, self.salt)]
+        return f"salt-{hashlib.blake2b(b'%d ' % len(parts[0]) + b''.join(parts), digest_size=14).hexdigest()}"  # what a name has room for
 
 
 class Begun(NamedTuple):

@@ -28,6 +28,7 @@ class Conversation:
     """A context, and what it holds.
 
     owner    name of the key that it belongs to
+    finder   whose requests go on in it: Ask.owner
     tokens   the log of its context
     pieces   what the template wrote, one piece before each reply
     replies  indices of the replies among the messages, as many as `pieces`
@@ -36,12 +37,15 @@ class Conversation:
     """
 
     __slots__ = (
-        "call_ids", "connection", "context", "exact", "fingerprint", "mark", "owner", "parked_s", "pieces", "process",
+        "call_ids", "connection", "context", "exact", "finder", "fingerprint", "mark", "owner", "parked_s", "pieces", "process",
         "replies", "tokens", "wait",
     )  # fmt: skip
 
-    def __init__(self, owner: str, connection: int, process: AsyncProcess, context: AsyncContext) -> None:
+    def __init__(
+        self, owner: str, connection: int, process: AsyncProcess, context: AsyncContext, finder: str = ""
+    ) -> None:
         self.owner = owner
+        self.finder = finder or owner
         self.connection = connection
         self.process = process
         self.context = context
@@ -113,7 +117,7 @@ class Parked:
         self._all[conversation.context.cid] = conversation
         self._by_history.setdefault(fingerprint, []).append(conversation)
         for call in call_ids:
-            self._by_call[conversation.owner, call] = conversation
+            self._by_call[conversation.finder, call] = conversation
         leaving = []
         while len(self._all) > self._limit:
             oldest = next(iter(self._all.values()))
@@ -175,5 +179,5 @@ class Parked:
         if not same:
             del self._by_history[conversation.fingerprint]
         for call in conversation.call_ids:
-            if self._by_call.get((conversation.owner, call)) is conversation:
-                del self._by_call[conversation.owner, call]
+            if self._by_call.get((conversation.finder, call)) is conversation:
+                del self._by_call[conversation.finder, call]

@@ -19,6 +19,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 Stop = StopText | Annotated[list[StopText], Meta(max_length=16)] | None
 Choices = Annotated[int, Meta(ge=1, le=128)]
+Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 FunctionName = Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
 
 
@@ -119,6 +120,19 @@ class Unserved(Struct, kw_only=True):
     chat_template: Any = None
     chat_template_kwargs: Any = None
     documents: Any = None
+    lora_path: Any = None  # SGLang's
+    min_new_tokens: Any = None
+    stop_regex: Any = None
+    no_stop_trim: Any = None
+    custom_logit_processor: Any = None
+    length_penalty: Any = None  # and of others; some are sent with what changes nothing (sampling.py)
+    typical_p: Any = None
+    dry_multiplier: Any = None
+    xtc_probability: Any = None
+    mirostat: Any = None
+    add_generation_prompt: Any = None
+    skip_special_tokens: Any = None
+    web_search_options: Any = None
 
 
 class ChatRequest(Unserved, kw_only=True):
@@ -146,6 +160,7 @@ class ChatRequest(Unserved, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.01, le=100)] | None = None
     ignore_eos: bool | None = None
+    cache_salt: Salt | None = None
     truncation: Literal["auto", "disabled"] | None = None  # as in OpenAI's Responses
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
@@ -174,6 +189,7 @@ class CompletionRequest(Unserved, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.01, le=100)] | None = None
     ignore_eos: bool | None = None
+    cache_salt: Salt | None = None
 
 
 chat_decoder: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(ChatRequest)

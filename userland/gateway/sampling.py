@@ -15,6 +15,7 @@ from .openai_types import ChatRequest, CompletionRequest, RefusalPart, TextPart,
 
 _MAX_SEED: Final = 1 << 63
 _UNSERVED: Final = tuple(field.name for field in msgspec.structs.fields(Unserved))
+_NEUTRAL: Final = {"length_penalty": 1, "typical_p": 1, "add_generation_prompt": True, "skip_special_tokens": True}
 
 
 def check_model(gateway: Gateway, name: str) -> None:
@@ -32,7 +33,8 @@ def model_name(gateway: Gateway) -> str:
 def sampled(ask: Ask, request: ChatRequest | CompletionRequest) -> None:
     """Sampling parameters, with OpenAI's defaults."""
     for name in _UNSERVED:
-        if getattr(request, name):
+        given = getattr(request, name)
+        if given is not None and given != _NEUTRAL[name] if name in _NEUTRAL else given:
             raise bad(f"{name} is not supported", name)
     if request.temperature is not None:
         ask.temperature = request.temperature
@@ -45,6 +47,7 @@ def sampled(ask: Ask, request: ChatRequest | CompletionRequest) -> None:
     ask.frequency_penalty = request.frequency_penalty or 0.0
     ask.ignore_eos = bool(request.ignore_eos)
     ask.n = request.n or 1
+    ask.salt = request.cache_salt or ""
     ask.stop = as_stops(request.stop)
 
 

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from attnix.syscalls import AsyncClient, AsyncContext, AttnixError, ConnectionLost
 from attnix.syscalls.client import GenerateOptions
-from attnix.syscalls.exceptions import BadHandle, NoMemory, NotFound, QuotaExceeded, StaleHandle, SyscallError, TooBig
+from attnix.syscalls.exceptions import (
+    BadHandle,
+    DeviceDown,
+    NoMemory,
+    NotFound,
+    QuotaExceeded,
+    StaleHandle,
+    SyscallError,
+    TooBig,
+)
 from attnix.syscalls.records import unpack_ids
 from attnix.syscalls.text import TextStream, TokenTable
 from attnix.syscalls.types import GenerateResult, TokensNote, Usage
@@ -29,6 +38,7 @@ from .grammar import TOP_K, Path, draw
 from .pins import pin_beginnings
 from .plan import Plan, plan
 from .tools.protocol import Call, Heard, Said, Scanner
+from .tools.scanners import Thinking
 
 if TYPE_CHECKING:
     from .gateway import Gateway
@@ -116,7 +126,7 @@ class Turn:
             start = len(conversation.tokens)
             yield Begun(start, made.trimmed)
             contexts = [conversation.context, *(await self._in_time(self._forks(ask.n - 1)))]
-            replies = [Reply(i, self._scanner(), 1 if ask.one_call else _MOST_CALLS) for i in range(ask.n)]
+            replies = [Reply(i, self._scanner(made), 1 if ask.one_call else _MOST_CALLS) for i in range(ask.n)]
             paths = [grammar.copy() if grammar else None for _ in contexts]
             if ask.n == 1:
                 async for piece in self._reply(contexts[0], replies[0], paths[0], start):
@@ -147,8 +157,8 @@ class Turn:
         found: Conversation | None = None
         same = False
         if ask.keep and ask.n == 1 and ask.messages:
-            prints = fingerprints(ask.key.name, ask.messages)
-            seen = gateway.parked.find(ask.key.name, ask.messages, prints)
+            prints = fingerprints(ask.owner, ask.messages)
+            seen = gateway.parked.find(ask.owner, ask.messages, prints)
             if seen is not None:
                 found, same = seen
                 self._conversation = found  # it goes with this request, whatever becomes of it
@@ -164,10 +174,10 @@ class Turn:
         assert conversation is not None
         try:
             await self._append(conversation, made)
-        except (NotFound, StaleHandle, BadHandle):
+        except (NotFound, StaleHandle, BadHandle, DeviceDown):
             if found is None:
                 raise
-            gateway.dispose(found)  # somebody has killed it meanwhile: the prompt is what it is
+            gateway.dispose(found)  # somebody has killed it meanwhile, or its device: the prompt is what it is
             made = await self._plan(None, False, room)
             self._conversation = None
             conversation = self._conversation = await self._new(client)
@@ -190,15 +200,15 @@ class Turn:
         return (await self._plan(None, False, self._gateway.words.uname.window_tokens)).tokens
 
     async def _new(self, client: AsyncClient) -> Conversation:
-        gateway, key = self._gateway, self._ask.key
-        group, domain = gateway.keys.full(key.group), gateway.keys.full(key.domain)
+        gateway, ask, key = self._gateway, self._ask, self._ask.key
+        group, domain = gateway.keys.full(key.group), gateway.keys.full(ask.domain)
         process = await self._with_room(lambda: gateway.spawn(client, key.name, group=group, domain=domain))
         try:
             context = await self._with_room(process.alloc_context)
         except BaseException:
             gateway.end_process(client, process.pid)
             raise
-        return Conversation(key.name, gateway.upstream.connection, process, context)
+        return Conversation(key.name, gateway.upstream.connection, process, context, ask.owner)
 
     async def _with_room(self, call: Callable[[], Awaitable[R]]) -> R:
         """`call`, given up kept contexts and pins for when there is no room for another: of this group if it is full."""
@@ -239,10 +249,17 @@ class Turn:
         context = self._conversation.context
         return await self._with_room(lambda: context.fork(n))
 
-    def _scanner(self) -> Scanner | None:
-        if not self._ask.scan:
+    def _scanner(self, made: Plan) -> Scanner | None:
+        ask, words = self._ask, self._gateway.words
+        if not ask.scan:
             return None
-        return self._gateway.words.family.scanner(frozenset(tool.name for tool in self._ask.tools))
+        opening, closing = words.family.thoughts
+        # A grammar of calls holds from the first token on: whatever the prompt ends with, no thought comes first.
+        begun = made.pieces[-1].text.rstrip().endswith(opening) if made.pieces and not ask.lark else False
+        if ask.prefill and not ask.lark:
+            begun = ask.prefill.rfind(opening) > ask.prefill.rfind(closing) or (begun and closing not in ask.prefill)
+        inner = words.family.scanner(frozenset(tool.name for tool in ask.tools))
+        return Thinking(inner, (opening, closing), begun=begun, drop=opening in words.marker_ids)
 
     # -- replies --------------------------------------------------------------------------------------------------
 
@@ -447,7 +464,7 @@ class Turn:
             waiting = await conversation.context.wait_tool(tool, deadline=gateway.settings.parked_s)
             conversation.wait = waiting.wait
         told = [*ask.messages, _as_sent_back(reply, ids)]
-        prints = fingerprints(ask.key.name, told)
+        prints = fingerprints(ask.owner, told)
         self._kept = True
         for leaving in gateway.parked.park(conversation, prints[-1], ids):
             gateway.dispose(leaving)

@@ -12,6 +12,7 @@ import gc
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ class Words:
         self._family: Family | None = None
         self._marker_ids: dict[str, int] = {}
         self._uname: UnameResult | None = None
+        self._files: list[tuple[object, ...]] = []  # as they were when the model was loaded
         self.refusal = ""  # why the tokenizer cannot be loaded
 
     @property
@@ -63,32 +65,36 @@ class Words:
 
     @property
     def marker_ids(self) -> dict[str, int]:
-        """Control tokens in which this family's calls are written."""
+        """Control tokens in which this family's calls and thoughts are written."""
         return self._marker_ids
 
     async def load(self, client: AsyncClient) -> None:
-        """Learn what runs there; its tokenizer is loaded once, or tried again each time."""
+        """Learn what runs there; its tokenizer is loaded once, again when its files have changed, or tried each time."""
         uname = await client.uname()
+        path = Path(uname.tokenizer)
+        files = _states(path) if uname.tokenizer else []
         if (
             self._uname is None
             or self.refusal
             or uname.tokenizer != self._uname.tokenizer
             or uname.fingerprint != self._uname.fingerprint
+            or files != self._files
         ):
             refusal, model = "", None
             if uname.tokenizer:
-                path = Path(uname.tokenizer)
                 try:
                     model = await self.run(load_text, path.parent if path.name == "tokenizer.json" else path)
                 except Exception as error:  # files of somebody else's: there is no end to what may be wrong with them
                     refusal = f"the tokenizer of {uname.model} cannot be loaded from {path}: {error}"
             if refusal and refusal != self.refusal:
                 print(f"attnix: {refusal}; requests get 503 until it can", file=sys.stderr, flush=True)
-            self._model, self.refusal = model, refusal
+            self._model, self.refusal, self._files = model, refusal, files
             if model is not None:
                 self._family = family_of(model)
                 names = {model.token_bytes[token].decode("utf-8", "replace"): token for token in model.special_ids}
-                self._marker_ids = {name: names[name] for name in self._family.markers if name in names}
+                self._marker_ids = {
+                    name: names[name] for name in (*self._family.markers, *self._family.thoughts) if name in names
+                }
                 gc.collect()
                 gc.freeze()  # its tables stay: let no collection look through them
         self._uname = uname
@@ -101,3 +107,16 @@ class Words:
     def close(self) -> None:
         for thread in (self._thread, self._for_long):
             thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _states(tokenizer: Path) -> list[tuple[object, ...]]:
+    """Of every file that a tokenizer and its template are read from: what a change of it would change."""
+    files = [tokenizer]
+    if tokenizer.name == "tokenizer.json":
+        files = sorted(file for file in tokenizer.parent.glob("*") if file.suffix in (".json", ".jinja"))
+    states: list[tuple[object, ...]] = []
+    for file in files:
+        with suppress(OSError):
+            state = file.stat()
+            states.append((file.name, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns))
+    return states

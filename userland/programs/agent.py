@@ -17,7 +17,8 @@ from attnix.syscalls.client import GenerateOptions
 from attnix.syscalls.exceptions import ConnectionLost, NotFound, StaleHandle, TooBig
 
 from .patience import patiently
-from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, ends_in_a_string, parse, response
+from .thoughts import THINK, spoken, thinks
+from .tool_calls import CLOSE, OPEN, BadCall, ToolCall, described, goes_on, parse, response
 from .tools import Tool
 
 MAX_TURNS: Final = 8
@@ -61,13 +62,14 @@ def by_generating(max_tokens: int, options: GenerateOptions) -> Decide:
         stop = options.get("stop", ())
         stops = (CLOSE, *((stop,) if isinstance(stop, str) else stop))
         asked: GenerateOptions = {**options, "stop": stops}
-        left, said = max_tokens, ""
+        # What a template begins a thought with is said, though not by the model.
+        left, said = max_tokens, THINK if await thinks(context) else ""
         while True:
             result = await patiently(partial(context.generate, left, **asked))
             left, said = left - result.usage.generated_tokens, said + result.text
-            if result.stop != CLOSE or left <= 0 or not ends_in_a_string(said):
+            if result.stop != CLOSE or left <= 0 or not goes_on(said):
                 return said
-            said += CLOSE  # it stands in an argument, whose end is still to come
+            said += CLOSE  # it stands in an argument or a thought, whose end is still to come
             await patiently(partial(context.append, CLOSE, more=True))
 
     return decide
@@ -112,7 +114,7 @@ async def _turns(
     steps: list[Step] = []
     while True:
         said = await decide(context)
-        if OPEN not in said:
+        if OPEN not in spoken(said):
             return Outcome("answer", said.strip(), tuple(steps))
         if len(steps) == max_turns:
             return Outcome("turns", said.strip(), tuple(steps))

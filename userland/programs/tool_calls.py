@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from .thoughts import spoken
 from .tools import Tool
 
 OPEN: Final = "<tool_call>"
@@ -41,6 +42,7 @@ def parse(text: str) -> ToolCall | None:
     names of the two keys, arguments as a string of JSON or beside the name.  Tags in a string of the call are a part of it.
     Error: BadCall.
     """
+    text = spoken(text)
     found: Any = None
     refusal: BadCall | None = None
     at = 0
@@ -77,8 +79,11 @@ def parse(text: str) -> ToolCall | None:
     return ToolCall(name, given)
 
 
-def ends_in_a_string(text: str) -> bool:
-    """Whether a call has begun that breaks off in one of its strings: `</tool_call>` would not be its end there."""
+def goes_on(text: str) -> bool:
+    """Whether `</tool_call>` would be no end of a call here: it stands in a thought, or in a string of a call."""
+    text = spoken(text)
+    if not text:
+        return True
     at = 0
     while (begun := text.find(OPEN, at)) >= 0:
         at = begun + len(OPEN)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .protocol import Call, Heard, Scanner, Tool, call_rules
+from .protocol import THINK, Call, Heard, Scanner, Tool, call_rules
 from .scanners import Tagged, Whole
 
 OPENING = "<tool_call>"
@@ -23,6 +23,7 @@ class Generic:
 
     name = "generic"
     markers: tuple[str, ...] = ()
+    thoughts: tuple[str, str] = THINK
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
@@ -50,6 +51,10 @@ class _Either:
     def __init__(self, names: frozenset[str]) -> None:
         self._whole = Whole(names)
         self._tagged = Tagged(OPENING, CLOSING, None)
+
+    @property
+    def inside(self) -> bool:
+        return self._whole.inside or self._tagged.inside
 
     def push(self, text: str) -> list[Heard]:
         if not self._whole.undecided:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .protocol import Scanner, Tool, as_template_takes, call_rules, with_parsed_arguments
+from .protocol import THINK, Scanner, Tool, as_template_takes, call_rules, with_parsed_arguments
 from .scanners import Tagged
 
 OPENING = "<tool_call>"
@@ -22,6 +22,7 @@ class Hermes:
 
     name = "hermes"
     markers: tuple[str, ...] = ()
+    thoughts: tuple[str, str] = THINK
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

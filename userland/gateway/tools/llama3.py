@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .protocol import Scanner, Tool, as_template_takes, call_rules, with_parsed_arguments
+from .protocol import THINK, Scanner, Tool, as_template_takes, call_rules, with_parsed_arguments
 from .scanners import Whole
 
 PYTHON_TAG = "<|python_tag|>"
@@ -20,6 +20,7 @@ class Llama3:
 
     name = "llama3"
     markers: tuple[str, ...] = (PYTHON_TAG,)
+    thoughts: tuple[str, str] = THINK
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

@@ -38,6 +38,7 @@ class Mistral:
 
     name = "mistral"
     markers: tuple[str, ...] = (MARKER, CALL_ID, ARGUMENTS)
+    thoughts: tuple[str, str] = ("[THINK]", "[/THINK]")
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
@@ -74,6 +75,10 @@ class _Scanner:
     def __init__(self) -> None:
         self._held = ""
         self._marked = False
+
+    @property
+    def inside(self) -> bool:
+        return self._marked
 
     def push(self, text: str) -> list[Heard]:
         self._held += text

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 MOST_NAME_CHARS: Final = 128  # of a tool's name, in both APIs
+THINK: Final = ("<think>", "</think>")
 _VALUES: Final = frozenset(["const", "enum", "default", "examples"])  # keys of a schema under which no schema stands
 
 
@@ -41,7 +42,10 @@ class Tool(NamedTuple):
 
 
 class Scanner(Protocol):
-    """Fed with text; `finish` at its end."""
+    """Fed with text; `finish` at its end, and before text that it does not see.  inside: it may be in a call."""
+
+    @property
+    def inside(self) -> bool: ...
 
     def push(self, text: str) -> list[Heard]: ...
     def finish(self) -> list[Heard]: ...
@@ -52,10 +56,12 @@ class Family(Protocol):
 
     name      for the log
     markers   control tokens that a scanner has to see, which are no text else
+    thoughts  tags between which the model thinks: see scanners.Thinking
     """
 
     name: str
     markers: tuple[str, ...]
+    thoughts: tuple[str, str]
 
     def shown(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]

@@ -1,10 +1,10 @@
-"""The two ways in which calls stand in a text: between tags, and as the whole of it."""
+"""The two ways in which calls stand in a text: between tags, and as the whole of it; and what is thought, where none stand."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from .protocol import Heard, Said, ends_in_a_string, parsed_calls
+from .protocol import Call, Heard, Said, Scanner, ends_in_a_string, parsed_calls
 
 _MOST_FENCE_CHARS: Final = 40  # of a code fence, with the name of a language
 
@@ -25,6 +25,10 @@ class Tagged:
         self._quoted = 0  # of `_held`, where the last closing tag in a string ends
         self._gap = ""  # white space before the opening tag
         self._called = False  # a call came last
+
+    @property
+    def inside(self) -> bool:
+        return self._inside
 
     def push(self, text: str) -> list[Heard]:
         self._held += text
@@ -118,6 +122,10 @@ class Whole:
         """Nothing has been told yet."""
         return not self._words
 
+    @property
+    def inside(self) -> bool:
+        return not self._words and bool(self._held.strip())
+
     def push(self, text: str) -> list[Heard]:
         if self._words:
             return [Said(text)] if text else []
@@ -138,6 +146,73 @@ class Whole:
             return []
         calls = parsed_calls(held.strip().removeprefix(self._drop), self._names)
         return [*calls] if calls else [Said(held.replace(self._drop, "") if self._drop else held)]
+
+
+class Thinking:
+    """Words between an opening tag and a closing one are what the model says to itself: a call there is none, and they stay as
+    they were written.  All else goes through `inner`.
+
+    A tag counts at the beginning of a line, or behind a call, and not in a call.  What is begun and never ends is thought to its
+    end.
+    begun  the prompt has the opening tag
+    drop   the tags are control tokens, and so no text: they count wherever they are
+    """
+
+    def __init__(self, inner: Scanner, tags: tuple[str, str], *, begun: bool = False, drop: bool = False) -> None:
+        self._inner = inner
+        self._opening, self._closing = tags
+        self._thinks = begun
+        self._drop = drop
+        self._held = ""
+        self._line = ""  # of what is no thought, the line that it is in
+
+    @property
+    def inside(self) -> bool:
+        return not self._thinks and self._inner.inside
+
+    def push(self, text: str) -> list[Heard]:
+        self._held += text
+        heard: list[Heard] = []
+        while True:
+            tag = self._closing if self._thinks else self._opening
+            before, found, rest = self._held.partition(tag)
+            if not found:
+                break
+            self._held = rest
+            heard += self._tell(before)
+            if not self._thinks and not self._opens():
+                heard += self._tell(tag)
+                continue
+            if not self._thinks:
+                heard += self._inner.finish()  # white space that it withholds comes before
+            self._thinks = not self._thinks
+            self._line = ""
+            if not self._drop:
+                heard.append(Said(tag))
+        keep = beginning_of(self._held, tag)
+        settled = self._held[: len(self._held) - keep]
+        self._held = self._held[len(settled) :]
+        return heard + self._tell(settled)
+
+    def finish(self) -> list[Heard]:
+        held, self._held = self._held, ""
+        return self._tell(held) + self._inner.finish()
+
+    def _opens(self) -> bool:
+        return not self._inner.inside and (self._drop or not self._line.strip())
+
+    def _tell(self, text: str) -> list[Heard]:
+        if not text:
+            return []
+        if self._thinks:
+            return [Said(text)]
+        if self._drop:
+            text = text.replace(self._closing, "")
+        heard = self._inner.push(text)
+        self._line = (self._line + text).rpartition("\n")[2]
+        if heard and isinstance(heard[-1], Call):
+            self._line = ""
+        return heard
 
 
 def _may_call(text: str) -> bool:
