@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import accumulate
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -31,6 +33,38 @@ async def test_both_ways_run(gateway: Gateway) -> None:
     http, socket = await bench.measure(plan, served.daemon.socket, (at.hostname, at.port))
     for turn in (*http, *socket):
         assert len(turn.first_s) == 3 and all(0 < first <= turn.whole_s for first in turn.first_s)
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_not_used(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvicorn closes what nobody uses for five seconds, and a turn over the socket may take longer."""
+    served = gateway()
+    at = urlsplit(served.url)
+    assert at.hostname and at.port
+    made: list[bench.Connection] = []
+    over_socket = bench.over_socket
+
+    class Noted(bench.Connection):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    async def slowly(*given: Any) -> bench.Turn:
+        turn = await over_socket(*given)
+        for connection in made:
+            connection.close()
+            while not connection.lost:
+                await asyncio.sleep(0)
+        return turn
+
+    monkeypatch.setattr(bench, "Connection", Noted)
+    monkeypatch.setattr(bench, "over_socket", slowly)
+    plan = bench.Plan("", batch=2, prompt_tokens=8, new_tokens=3, turns=1)
+    http, _ = await bench.measure(plan, served.daemon.socket, (at.hostname, at.port))
+    assert len(http) == 1 and len(made) == 4
+    with pytest.raises(BenchError, match="closed"):
+        await made[0].post({})
 
 
 async def test_half_of_the_streams_are_cut_and_nothing_of_them_is_left(gateway: Gateway) -> None:

@@ -114,9 +114,13 @@ class Events(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """An HTTP client that does no more than it must: the machine's cores are the engine's.  One request at a time."""
+    """An HTTP client that does no more than it must: the machine's cores are the engine's.  One request at a time.
+
+    lost  the server has closed it, as it does with those that nobody uses
+    """
 
     def __init__(self) -> None:
+        self.lost = False
         self._transport: asyncio.Transport | None = None
         self._answer = bytearray()
         self._times: list[float] = []
@@ -136,6 +140,7 @@ class Connection(asyncio.Protocol):
             self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         self._look(ended=True)
 
     def _look(self, ended: bool = False) -> None:
@@ -161,6 +166,8 @@ class Connection(asyncio.Protocol):
     async def post(self, asked: dict[str, Any], leave_after: int = 0) -> Events:
         """Ask for a streamed completion, and leave_after so many events; 0: read it to its end.  Error: BenchError."""
         assert self._transport is not None
+        if self.lost:
+            raise BenchError("the gateway has closed the connection")
         body = json.dumps(asked).encode()
         head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         self._answer.clear()
@@ -197,9 +204,12 @@ async def measure(plan: Plan, socket: str, at: tuple[str, int]) -> tuple[list[Tu
     theirs: list[Turn] = []
     async with aconnect(socket, name="bench") as client:
         vocab = (await client.uname()).vocab_tokens
-        connections = [(await loop.create_connection(Connection, *at))[1] for _ in range(plan.batch)]
+        connections: list[Connection] = []
         for _ in range(plan.turns + 1):
             theirs.append(await over_socket(client, plan, prompts(plan, draw, vocab)))
+            connections = [connection for connection in connections if not connection.lost]
+            while len(connections) < plan.batch:
+                connections.append((await loop.create_connection(Connection, *at))[1])
             ours.append(await over_http(connections, plan, prompts(plan, draw, vocab)))
         for connection in connections:
             connection.close()
