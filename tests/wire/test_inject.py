@@ -36,7 +36,8 @@ def test_text_goes_into_a_running_stream(serve: Any, turnstile: Turnstile) -> No
         assert (five, one) == (5, 1) and 3 <= first < second < 40
         assert result.tokens_total == 5 + 40 + 6 == ctx.stat().tokens
         assert b"".join(note.tokens for note in notes) == result.tokens and len(result.tokens) == 4 * 40
-        assert [note.offset for note in notes] == list(range(40))
+        sampled = [note.offset for note in notes if note.tokens]  # one without brings text that was withheld
+        assert sampled == list(range(40))
         assert "".join(note.text for note in notes) == result.text
         # The same words at the same places, without a generation under way: the same tokens.
         with client.alloc_context() as by_hand:
