@@ -140,13 +140,8 @@ def test_a_question_a_tool_and_an_answer(serve: Serve) -> None:
     assert (step.call, step.result, step.failed) == (ToolCall("calculator", {"expression": "6 * 7"}), "42", False)
 
 
-def test_a_tag_in_an_argument_does_not_end_the_call(serve: Serve) -> None:
-    """The stop string ends the generation in the middle of the argument; the call goes on behind it."""
-    written = "<tool_call>a</tool_call>"
-    whole = f"{call('tool', text=written)}</tool_call>"
-    cut = whole.index("</tool_call>") + len("</tool_call>")
-    scripts = [[*whole[:cut].encode()], [*whole[cut:].encode()], [*b"Done.", 3]]
-    path = serve(**WINDOW, scripts=scripts, stop_tokens=[3])
+def noted(path: str) -> tuple[Outcome, list[str]]:
+    """What becomes of a question, and what the model's calls gave the one tool that there is."""
     given: list[str] = []
 
     async def note(text: str) -> str:
@@ -157,7 +152,17 @@ def test_a_tag_in_an_argument_does_not_end_the_call(serve: Serve) -> None:
         async with nothing_left(path) as system:
             return await run_agent(system, "?", [tool(note)], decide=by_generating(200, {"temperature": 0.0}))
 
-    outcome: Outcome = run(work())
+    return run(work()), given
+
+
+def test_a_tag_in_an_argument_does_not_end_the_call(serve: Serve) -> None:
+    """The stop string ends the generation in the middle of the argument; the call goes on behind it."""
+    written = "<tool_call>a</tool_call>"
+    whole = f"{call('tool', text=written)}</tool_call>"
+    cut = whole.index("</tool_call>") + len("</tool_call>")
+    scripts = [[*whole[:cut].encode()], [*whole[cut:].encode()], [*b"Done.", 3]]
+    path = serve(**WINDOW, scripts=scripts, stop_tokens=[3])
+    outcome, given = noted(path)
     assert given == [written] and (outcome.reason, outcome.answer) == ("answer", "Done.")
 
 
@@ -173,17 +178,7 @@ def test_a_call_in_a_thought_is_none(serve: Serve) -> None:
         [*f"<think>{call('tool', text='no')}".encode(), 3],
     ]
     path = serve(**WINDOW, scripts=scripts, stop_tokens=[3])
-    given: list[str] = []
-
-    async def note(text: str) -> str:
-        given.append(text)
-        return "noted"
-
-    async def work() -> Outcome:
-        async with nothing_left(path) as system:
-            return await run_agent(system, "?", [tool(note)], decide=by_generating(200, {"temperature": 0.0}))
-
-    outcome: Outcome = run(work())
+    outcome, given = noted(path)
     assert given == ["yes"] and outcome.reason == "answer"
 
 
