@@ -77,7 +77,7 @@ class Names:
         self._names: dict[tuple[int, str], Context] = {}  # (uid, name)
         self._absent: dict[
             tuple[int, str], ContextRecord
-        ] = {}  # names of what stays in the journal, since it does not fit
+        ] = {}  # the same, of what stays in the journal: it does not fit
         self._sessions: dict[str, dict[Cid, Context]] = {}  # kept contexts of each session
         self._live: dict[str, Conn] = {}  # sessions that have a connection
         self._orphans: dict[tuple[int, int], Context] = {}  # (conn, request) of a generation without its client

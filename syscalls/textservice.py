@@ -60,8 +60,8 @@ class TextService:
 
     def __init__(self, path: str, *, log: Log | None = None) -> None:
         self._path: Final = path
-        self.log: Log = log or (lambda level, text: None)
-        self._worker: Final = _Worker(path, self._say, lambda: None)
+        self._log: Final[Log] = log or (lambda level, text: None)
+        self._worker: Final = _Worker(path, self._log, lambda: None)
         self._long: _Worker | None = None
         described = self._worker.load()
         self.table: Final = TokenTable(described["pieces"], described["special_ids"])
@@ -94,14 +94,11 @@ class TextService:
         self._worker.close()
         self._end_long()
 
-    def _say(self, level: str, text: str) -> None:
-        self.log(level, text)
-
     def _for(self, chars: int) -> _Worker:
         if chars < LONG_CHARS:
             return self._worker
         if self._long is None:
-            self._long = _Worker(self._path, self._say, self._end_long)
+            self._long = _Worker(self._path, self._log, self._end_long)
             self._long.begin()
         return self._long
 
@@ -154,12 +151,12 @@ class _Worker:
                 self.close()
 
     async def connect(self) -> None:
-        """Take the process that `load` has started into the running event loop."""
+        """Take the process that was started last into the running event loop."""
         loop = asyncio.get_running_loop()
         _, self._channel = await loop.create_unix_connection(lambda: _Channel(self), sock=self._socket)
 
     def begin(self) -> None:
-        """Start the first process, and wait for nothing."""
+        """Start a process, the first or another one, and wait for nothing."""
         self._restarting = asyncio.ensure_future(self._restart())
 
     def close(self) -> None:

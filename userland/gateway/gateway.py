@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from attnix.syscalls import AsyncClient, AsyncContext, AsyncProcess, AttnixError
 from attnix.syscalls.exceptions import NotFound
@@ -39,7 +40,7 @@ class Gateway:
         self.metrics = Metrics()
         self.look_s = min(LOOK_S, settings.time_limit_s)
         self._grammars: Grammars | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Work until cancelled; then everything that was kept is given back."""
@@ -61,9 +62,7 @@ class Gateway:
         (longest,) = (await client.sysctl("pin.max_ms")).rows
         self.pins.longest_s = float(longest.value) / 1000
         self._grammars = None
-        listener = asyncio.ensure_future(self._listen(client))
-        self._ending.add(listener)
-        listener.add_done_callback(self._ending.discard)
+        self._in_the_background(self._listen(client))
 
     def read_keys_again(self) -> None:
         """The file has changed.  One that cannot be used changes nothing, and that is said."""
@@ -77,9 +76,7 @@ class Gateway:
         while (conversation := self.parked.oldest(gone)) is not None:
             self.dispose(conversation)
         if self.upstream.connected:
-            applying = asyncio.ensure_future(self._apply(self.upstream.client, before))
-            self._ending.add(applying)
-            applying.add_done_callback(self._ending.discard)
+            self._in_the_background(self._apply(self.upstream.client, before))
         print(f"attnix: {self.settings.keys}: {len(keys.keys)} keys", flush=True)
 
     async def _apply(self, client: AsyncClient, before: Keys) -> None:
@@ -170,6 +167,9 @@ class Gateway:
 
     def end_process(self, client: AsyncClient, pid: int) -> None:
         """Kill it in the background."""
-        task = asyncio.ensure_future(end_quietly(client, pid))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._in_the_background(end_quietly(client, pid))
+
+    def _in_the_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)  # the loop itself holds it weakly only
+        task.add_done_callback(self._background.discard)

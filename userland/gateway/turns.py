@@ -191,9 +191,9 @@ class Turn:
     async def _plan(self, found: Conversation | None, same: bool, room: int) -> Plan:
         words, ask = self._gateway.words, self._ask
         given = (words.model, words.family, ask, found, same, room, words.uname.block_tokens)
-        return (
-            plan(*given) if ask.tokens else await words.run(plan, *given, chars=ask.body_bytes)
-        )  # tokens: no work for another thread
+        if ask.tokens:  # no work for another thread
+            return plan(*given)
+        return await words.run(plan, *given, chars=ask.body_bytes)
 
     async def _whole(self, made: Plan) -> list[int]:
         """All tokens of a prompt that was to go on in a context which is given up."""
